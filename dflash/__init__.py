@@ -1,0 +1,3 @@
+"""Record, replay and audit the drafts of speculative decoding."""
+
+from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Compare two draft files section by section."""

@@ -1,0 +1,1 @@
+"""One drafter family a file, behind one small base."""

@@ -1,0 +1,1 @@
+"""The draft file: columns, header, writer, reader, digests."""

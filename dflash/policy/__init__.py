@@ -1,0 +1,1 @@
+"""Acceptance rules, shapes, control and the noise that they share."""

@@ -1,0 +1,1 @@
+"""Re-judge and check recorded rounds without a model."""

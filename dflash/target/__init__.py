@@ -1,0 +1,1 @@
+"""Load, fingerprint and score target models."""

@@ -1,0 +1,1 @@
+"""Train drafters from draft files or a live target."""
