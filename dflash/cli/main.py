@@ -1,0 +1,140 @@
+"""The `dflash` command: finds a subcommand and imports only that one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from click.shell_completion import shell_complete
+
+from dflash import __version__
+from dflash.cli.options import talk_options
+from dflash.cli.outcome import Exit, exit_code
+from dflash.cli.settings import SETTINGS_FILE, check_settings, did_you_mean, read_settings
+from dflash.errors import UsageError
+
+_COMPLETION = "_DFLASH_COMPLETE"
+
+
+class Entry(NamedTuple):
+    """One line of the command table: where the click command lives, and what it does in a few words."""
+
+    home: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "record": Entry("dflash.cli.record:record", "Record drafts on live prompts."),
+    "replay": Entry("dflash.cli.replay:replay", "Re-judge recorded drafts under other policies."),
+    "info": Entry("dflash.cli.info:info", "Show what draft files hold, from the footer alone."),
+    "models": Entry("dflash.cli.models:models", "List, fetch and remove target models."),
+    "policies": Entry("dflash.cli.policies:policies", "List acceptance rules and their parameters."),
+    "schema": Entry("dflash.cli.schema:schema", "Show the columns of the draft-file format."),
+    "env": Entry("dflash.cli.env:env", "Show versions, devices and folders in use."),
+    "bench": Entry("dflash.cli.bench:bench", "Measure the toolkit on this machine."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are asked for, each with -q and -v."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command of the table, in its order."""
+        return [name for name, entry in COMMANDS.items() if find_spec(entry.home.partition(":")[0])]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command, or None if the table has no such name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].home.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        taken = {flag for parameter in command.params for flag in parameter.opts}
+        command.params += [option for option in talk_options() if not taken.intersection(option.opts)]
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, offer the nearest name for an unknown one, check its settings."""
+        if args and args[0] not in COMMANDS:
+            raise UsageError(f"There is no command {args[0]!r}.{did_you_mean(args[0], COMMANDS)}")
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and command is not None:
+            check_settings(name, command, (ctx.default_map or {}).get(name, {}))
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table, without importing them."""
+        rows = [(name, COMMANDS[name].summary) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def _use_settings(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+    if path is not None or Path(SETTINGS_FILE).is_file():
+        context.default_map = read_settings(path or Path(SETTINGS_FILE), COMMANDS)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done or same; 1 different or a check failed; 2 usage or unreadable input; "
+    "3 finished but data was lost; 130 interrupted; 141 closed pipe.",
+)
+@click.version_option(__version__, prog_name="dflash", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@click.option(
+    "--settings",
+    type=click.Path(path_type=Path, dir_okay=False),
+    expose_value=False,
+    is_eager=True,
+    callback=_use_settings,
+    help=f"Read defaults from this TOML file instead of ./{SETTINGS_FILE}.",
+)
+def app() -> None:
+    """Record, replay and audit the drafts of speculative decoding."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line.
+
+    Args:
+        arguments: The words after `dflash`.
+
+    Returns:
+        The exit code; see `dflash.cli.outcome.Exit`.
+    """
+    words, debug = _take_debug(arguments)
+    try:
+        code = _invoke(words)
+        sys.stdout.flush()
+        return code
+    except BaseException as error:
+        if debug and not isinstance(error, SystemExit | click.exceptions.Exit | BrokenPipeError):
+            traceback.print_exc()
+        return exit_code(error)
+
+
+def _take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    given = "--debug" in words[:end]
+    return [word for word in words[:end] if word != "--debug"] + words[
+        end:
+    ], given or "DFLASH_DEBUG" in os.environ
+
+
+def _invoke(words: list[str]) -> int:
+    if instruction := os.environ.get(_COMPLETION):
+        return shell_complete(app, {}, "dflash", _COMPLETION, instruction)
+    with app.make_context("dflash", words, auto_envvar_prefix="DFLASH") as context:
+        outcome = app.invoke(context)
+    return outcome if isinstance(outcome, int) else Exit.DONE

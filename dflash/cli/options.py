@@ -1,0 +1,93 @@
+"""Options and parameter types that several commands share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dflash.cli.output import Level, set_level
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+
+files_argument = click.argument(
+    "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."
+)
+
+
+def output_option(what: str) -> Callable[[Command], Command]:
+    """An `-o/--output PATH` option; `what` completes the sentence "Write ... to PATH"."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help=f"Write {what} to PATH.",
+        metavar="PATH",
+    )
+
+
+class FiniteFloat(click.ParamType[float]):
+    """A float that is a number: `nan` and `inf` are refused, as is anything outside the bounds.
+
+    Args:
+        minimum: Lowest value allowed, or None.
+        maximum: Highest value allowed, or None.
+        open_minimum: Refuse the minimum itself.
+        open_maximum: Refuse the maximum itself.
+    """
+
+    name = "number"
+
+    def __init__(
+        self,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        *,
+        open_minimum: bool = False,
+        open_maximum: bool = False,
+    ) -> None:
+        self.minimum, self.maximum = minimum, maximum
+        self.open_minimum, self.open_maximum = open_minimum, open_maximum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse the value, or fail as a usage error that names the bounds."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not math.isfinite(number) or not self._within(number):
+            self.fail(f"{value!r} is not a finite number{self._bounds()}", param, ctx)
+        return number
+
+    def _within(self, number: float) -> bool:
+        low, high = self.minimum, self.maximum
+        above = low is None or number > low or (number == low and not self.open_minimum)
+        below = high is None or number < high or (number == high and not self.open_maximum)
+        return above and below
+
+    def _bounds(self) -> str:
+        low = None if self.minimum is None else f"{'>' if self.open_minimum else '>='} {self.minimum:g}"
+        high = None if self.maximum is None else f"{'<' if self.open_maximum else '<='} {self.maximum:g}"
+        bounds = " and ".join(bound for bound in (low, high) if bound)
+        return f" {bounds}" if bounds else ""
+
+
+def talk_options() -> list[click.Option]:
+    """-q and -v, as every command takes them."""
+    return [
+        _level_option(["-q", "--quiet"], Level.QUIET, "Say nothing on stderr but warnings and errors."),
+        _level_option(["-v", "--verbose"], Level.VERBOSE, "Say more on stderr."),
+    ]
+
+
+def _level_option(flags: list[str], level: Level, text: str) -> click.Option:
+    def remember(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+        if given:
+            set_level(level)
+
+    return click.Option(flags, is_flag=True, expose_value=False, callback=remember, help=text)

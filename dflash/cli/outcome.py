@@ -1,0 +1,77 @@
+"""What a finished or failed command means to the shell: its exit code, and one line on stderr."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from enum import IntEnum
+
+import click
+
+from dflash.cli.output import complain
+from dflash.errors import DflashError
+
+
+class Exit(IntEnum):
+    """Every exit code of `dflash`."""
+
+    DONE = 0
+    DIFFERENT = 1
+    UNUSABLE = 2
+    LOST = 3
+    INTERRUPTED = 128 + signal.SIGINT
+    CLOSED_PIPE = 128 + signal.SIGPIPE
+
+
+def exit_code(error: BaseException) -> int:
+    """Say what went wrong, in words and without a traceback.
+
+    Args:
+        error: Whatever ended the command.
+
+    Returns:
+        The exit code it stands for.
+    """
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else Exit.UNUSABLE
+    if isinstance(error, BrokenPipeError):
+        return _close_streams()
+    try:
+        return _told(error)
+    except BrokenPipeError:
+        return _close_streams()
+
+
+def _told(error: BaseException) -> int:
+    match error:
+        case KeyboardInterrupt() | click.Abort():
+            complain("interrupted.")
+            return Exit.INTERRUPTED
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.format_message(), err=True)
+        case click.UsageError() if error.ctx is not None:
+            complain(f"{error.format_message()} See `{error.ctx.command_path} --help`.")
+        case click.ClickException():
+            complain(error.format_message())
+        case DflashError():
+            complain(str(error))
+            return error.exit_code
+        case OSError() if error.filename is not None:
+            complain(f"{error.filename}: {error.strerror}.")
+        case _:
+            complain(f"{type(error).__name__}: {error}. This is a fault in dflash; --debug shows where.")
+    return Exit.UNUSABLE
+
+
+def _close_streams() -> int:
+    # the interpreter flushes both streams once more at exit, which must not fail again
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(null, stream.fileno())
+    return Exit.CLOSED_PIPE

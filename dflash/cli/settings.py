@@ -1,0 +1,56 @@
+"""Defaults from `dflash.toml`: one section a command, one key an option."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash.errors import UsageError
+
+SETTINGS_FILE = "dflash.toml"
+
+
+class BadSettings(UsageError):
+    """A settings file that cannot be read, or that names what does not exist."""
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """A sentence that offers the nearest known name, or an empty string."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def read_settings(path: Path, commands: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Read a settings file.
+
+    Returns:
+        Option values by command and parameter name, as click's `default_map` takes them.
+
+    Raises:
+        BadSettings: The file is not readable TOML, or a section is no command.
+    """
+    try:
+        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadSettings(f"{path}: expected settings as TOML, but it cannot be read: {error}.") from error
+    for name, section in sections.items():
+        if name not in commands or not isinstance(section, dict):
+            hint = did_you_mean(name, commands)
+            raise BadSettings(f"{path}: expected one section a command, found {name!r}.{hint}")
+    return {
+        name: {key.replace("-", "_"): value for key, value in section.items()}
+        for name, section in sections.items()
+    }
+
+
+def check_settings(name: str, command: click.Command, settings: Mapping[str, Any]) -> None:
+    """Refuse a setting that the command does not know; a silent typo would change what is recorded."""
+    known = [parameter.name for parameter in command.params if parameter.name]
+    for key in settings:
+        if key not in known:
+            raise BadSettings(f"Settings: [{name}] has no {key!r}.{did_you_mean(key, known)}")
