@@ -1,0 +1,83 @@
+"""What can be wrong with a policy or with the columns that it needs: one class per situation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from dflash.errors import DflashError
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known: {', '.join(names)}." if names else "It takes none."
+
+
+class PolicySyntax(DflashError):
+    """The short form of a policy cannot be split into a name and `key=value` pairs."""
+
+    def __init__(self, text: str, found: str) -> None:
+        super().__init__(f"Expected a policy as NAME:key=value,key=value, found {found!r} in {text!r}.")
+
+
+class UnknownRule(DflashError):
+    """No acceptance rule has this name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"No acceptance rule is called {name!r}. {_nearest(name, known)}")
+
+
+class UnknownControl(DflashError):
+    """No control has this name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"No control is called {name!r}. {_nearest(name, known)}")
+
+
+class UnknownParameter(DflashError):
+    """The rule, the shape and the control do not take this parameter."""
+
+    def __init__(self, rule: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"Policy {rule!r} takes no parameter {name!r}. {_nearest(name, known)}")
+
+
+class BadParameter(DflashError):
+    """A parameter has a value outside of its range, or none that can be read."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(f"Parameter {name!r} must be {expected}, found {value!r}.")
+
+
+class RepeatedParameter(DflashError):
+    """One parameter is given twice."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"Parameter {name!r} is given twice in {text!r}; give it once.")
+
+
+class MissingColumns(DflashError):
+    """A rule needs columns that these rounds do not have."""
+
+    def __init__(self, missing: Iterable[str]) -> None:
+        names = ", ".join(sorted(missing))
+        super().__init__(f"The rounds lack what the rule needs: {names}. Record again with these columns.")
+
+
+class NullColumn(DflashError):
+    """A column is there, but without the values that a rule needs."""
+
+    def __init__(self, column: str, why: str) -> None:
+        super().__init__(f"Column {column!r} holds no value where the rule needs one: {why}.")
+
+
+class IncompleteDraftLaw(DflashError):
+    """A rule needs all of q, of which the file holds a part."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(
+            f"Rule {rule!r} on trees of sampled drafts needs all of q, and the header says "
+            "q_complete: false. Record with a --draft-top-k of at most the stored draft top-k."
+        )

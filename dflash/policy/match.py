@@ -1,0 +1,41 @@
+"""The rule `match`: accept a draft while it equals the token that the target itself chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash.policy.context import Proposal, RuleContext
+from dflash.policy.decision import Decision, longest
+from dflash.policy.rounds import Rounds
+from dflash.policy.rule import Exactness, Lossless, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Rule):
+    """Accept while draft = choice, then emit the choice."""
+
+    name = "match"
+    summary = "accept a draft while it equals the target's own choice, then emit the choice"
+    lossless = Lossless.ALWAYS
+    lossless_note = "every emitted token is the target's choice, whatever was drafted"
+    exactness = Exactness.PATH
+    exactness_note = "always"
+    columns = ("node_token", "slot_choice")
+    temperature_zero = "the same as greedy"
+    source = "token equality with the target's sample; shared noise after Daliri et al., arXiv 2408.07978"
+
+    def decide(self, rounds: Rounds, context: RuleContext) -> Decision:
+        """Judge every round; see `Rule.decide`."""
+        return match(rounds)
+
+    def remark(self, context: RuleContext) -> str | None:
+        """Say so where drafts do not share the target's noise; see `Rule.remark`."""
+        if context.sampled and context.proposal is not Proposal.SHARED:
+            return f"drafts are {context.proposal}: match accepts less than it would on shared ones"
+        return None
+
+
+def match(rounds: Rounds) -> Decision:
+    """Accept the longest path of drafts that equal the choice at their parent's slot."""
+    choice = rounds["slot_choice"]
+    return longest(rounds, rounds["node_token"] == choice[rounds.parent_slot], choice)

@@ -1,0 +1,87 @@
+"""The base of every acceptance rule: what it states about itself, and `decide`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import ClassVar
+
+from dflash.policy.context import RuleContext
+from dflash.policy.decision import Decision
+from dflash.policy.rounds import Rounds
+
+
+class Exactness(StrEnum):
+    """How a closed-loop replay of a rule relates to a live run of it."""
+
+    PATH = "path-exact"
+    LAW = "law-exact"
+    REJUDGE = "re-judge"
+
+
+class Lossless(StrEnum):
+    """When the emitted tokens follow the target's own law."""
+
+    ALWAYS = "always"
+    GREEDY = "temperature 0"
+    NEVER = "never"
+
+
+class Rule(ABC):
+    """An acceptance rule; its dataclass fields are its parameters.
+
+    Attributes:
+        name: in policies.
+        summary: one sentence.
+        lossless: for the default parameters.
+        lossless_note: when and why, in words.
+        exactness: the best class that the rule can have.
+        exactness_note: when it has a lesser one.
+        columns: draft-file columns that it may read.
+        trees: whether it judges trees, beside chains.
+        temperature_zero: what it does at temperature 0.
+        source: where the rule comes from.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    lossless: ClassVar[Lossless]
+    lossless_note: ClassVar[str]
+    exactness: ClassVar[Exactness]
+    exactness_note: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]]
+    trees: ClassVar[bool] = True
+    temperature_zero: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def decide(self, rounds: Rounds, context: RuleContext) -> Decision:
+        """Judge every round on its own, in float64, from the values as stored.
+
+        Raises:
+            MissingColumns: the rounds lack a column of `needs`.
+        """
+
+    def needs(self, context: RuleContext) -> tuple[str, ...]:
+        """Return the columns that `decide` reads in this context."""
+        return self.columns
+
+    def is_lossless(self, context: RuleContext) -> bool:
+        """Return whether emitted tokens follow the target's law in this context."""
+        return self.lossless is Lossless.ALWAYS or (
+            self.lossless is Lossless.GREEDY and context.temperature == 0
+        )
+
+    def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
+        """Return how a walk under this rule would relate to a live run.
+
+        Args:
+            context: of the recording.
+            trees: whether any round branches.
+        """
+        return self.exactness
+
+    def remark(self, context: RuleContext) -> str | None:
+        """Return what a reader of the result must know in this context, if anything."""
+        return None
