@@ -1,0 +1,129 @@
+"""Digests of the content: the same for the same values, whatever compression, row groups or versions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dflash.draftfile.canonical import canonical_json
+from dflash.draftfile.columns import COLUMN
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ColumnDigest:
+    """SHA-256 over the rows of one column, fed in file order.
+
+    A list is its length (int32) and, for each element, a validity byte and the value; a null list has
+    length -1. A scalar is a validity byte and the value. Strings and binaries are a length (int32,
+    null -1) and the bytes. All little-endian; a null element's value is zero; every NaN is the same.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._seen = False
+
+    def update(self, column: pa.ChunkedArray | pa.Array) -> None:
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        for chunk in chunks:
+            self._seen = self._seen or chunk.null_count < len(chunk)
+            self._hash.update(encode(chunk))
+
+    def hexdigest(self) -> str | None:
+        """The digest, or None if every row was null."""
+        return self._hash.hexdigest() if self._seen else None
+
+
+class TableDigest:
+    """Column digests of a stream of tables with the same columns."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, ColumnDigest] = {}
+
+    def update(self, table: pa.Table) -> None:
+        for name in table.column_names:
+            self._columns.setdefault(name, ColumnDigest()).update(table[name])
+
+    def column_digests(self) -> dict[str, str]:
+        """Hex digests by field id (by name for user columns); all-null columns are left out."""
+        found = {digest_key(name): column.hexdigest() for name, column in self._columns.items()}
+        return {key: digest for key, digest in found.items() if digest is not None}
+
+
+def digest_key(name: str) -> str:
+    column = COLUMN.get(name)
+    return str(column.field_id) if column else name
+
+
+def content_digest(column_digests: Mapping[str, str]) -> str:
+    """SHA-256 of the canonical JSON of the column digests without the volatile columns."""
+    volatile = {str(column.field_id) for column in COLUMN.values() if column.volatile}
+    kept = {key: digest for key, digest in column_digests.items() if key not in volatile}
+    return hashlib.sha256(canonical_json(kept).encode()).hexdigest()
+
+
+def encode(array: pa.Array) -> bytes:
+    """The digest's bytes of one array (see `ColumnDigest`)."""
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _encode_list(array)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _encode_text(array)
+    return _elements(array).tobytes()
+
+
+def _encode_list(array: pa.ListArray) -> bytes:
+    lengths = array.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False).astype("<i4")
+    values = array.flatten()
+    if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+        raise pa.ArrowTypeError(f"lists of {values.type} have no digest")
+    return _weave(lengths, _elements(values))
+
+
+def _encode_text(array: pa.Array) -> bytes:
+    view = array.cast(pa.binary())
+    lengths = np.fromiter((-1 if item is None else len(item) for item in view.to_pylist()), "<i4", len(view))
+    data = np.frombuffer(b"".join(item for item in view.to_pylist() if item is not None), np.uint8)
+    return _weave(lengths, data.reshape(-1, 1))
+
+
+def _weave(lengths: npt.NDArray[np.int32], elements: Bytes) -> bytes:
+    """Each row's length before its elements; elements is [count, width]."""
+    width = elements.shape[1]
+    counts = np.maximum(lengths, 0).astype(np.int64)
+    sizes = 4 + width * counts
+    out = np.empty(int(sizes.sum()), np.uint8)
+    starts = np.cumsum(sizes) - sizes
+    is_length = np.zeros(len(out), bool)
+    for byte in range(4):
+        is_length[starts + byte] = True
+    out[is_length] = lengths.astype("<i4").view(np.uint8)
+    out[~is_length] = elements.reshape(-1)
+    return out.tobytes()
+
+
+def _elements(values: pa.Array) -> Bytes:
+    """[count, 1 + width]: a validity byte and the value of each element."""
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    data = _raw(values)
+    out = np.zeros((len(values), 1 + data.shape[1]), np.uint8)
+    out[:, 0] = valid
+    out[valid, 1:] = data[valid]
+    return out
+
+
+def _raw(values: pa.Array) -> Bytes:
+    kind = values.type
+    if pa.types.is_boolean(kind):
+        values = values.cast(pa.uint8())
+    elif pa.types.is_timestamp(kind):
+        values = values.cast(pa.int64())
+    data = values.fill_null(0).to_numpy(zero_copy_only=False)
+    if data.dtype.kind == "f":
+        data = np.where(np.isnan(data), data.dtype.type("nan"), data)
+    data = np.ascontiguousarray(data, data.dtype.newbyteorder("<"))
+    return data.view(np.uint8).reshape(len(values), -1) if len(values) else np.zeros((0, data.itemsize), np.uint8)

@@ -1,0 +1,202 @@
+"""The end of the file: caps, `dflash.*` pairs, column types and field ids, digests of the bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dflash.draftfile.columns import COLUMN, FIELD_ID, FORMAT_VERSION, arrow_schema, is_user_column
+from dflash.draftfile.errors import (
+    BodyChanged,
+    ColumnFieldId,
+    ColumnMissing,
+    ColumnType,
+    FileEmpty,
+    FileMissing,
+    FileTruncated,
+    FileUnreadable,
+    FooterChanged,
+    FooterCorrupt,
+    Incomplete,
+    MetadataInvalid,
+    MetadataTooLarge,
+    NewerFormat,
+    NotADraftFile,
+    NotAFile,
+    NotParquet,
+    SealBroken,
+    UnknownCapability,
+)
+from dflash.draftfile.metadata import MAGIC, body_digest, footer_digest, footer_start, seal
+
+METADATA_LIMIT = 16 << 20
+THRIFT_ITEMS = 1 << 20
+SMALLEST = 12
+CAPABILITIES = ("features",)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The sealed `dflash.*` pairs of one file."""
+
+    path: Path
+    values: Mapping[str, str]
+
+    def text(self, key: str) -> str:
+        if key not in self.values:
+            raise MetadataInvalid(self.path, key, "it is missing")
+        return self.values[key]
+
+    def integer(self, key: str) -> int:
+        found = self.text(key)
+        if not (found.isascii() and found.isdigit()):
+            raise MetadataInvalid(self.path, key, f"expected a count, found {found[:40]!r}")
+        return int(found)
+
+    def json(self, key: str) -> Any:
+        try:
+            return json.loads(self.text(key))
+        except ValueError as error:
+            raise MetadataInvalid(self.path, key, f"expected JSON ({error})") from error
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        found = self.json("dflash.requires")
+        if not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
+            raise MetadataInvalid(self.path, "dflash.requires", f"expected a list of names, found {str(found)[:80]}")
+        return tuple(found)
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """The Parquet file, capped and with page checksums verified.
+
+    Raises:
+        OpenError: No Parquet file, or a damaged or oversized footer.
+    """
+    _check_ends(path)
+    try:
+        parquet = pq.ParquetFile(
+            path,
+            page_checksum_verification=True,
+            thrift_string_size_limit=METADATA_LIMIT,
+            thrift_container_size_limit=THRIFT_ITEMS,
+        )
+    except (OSError, ValueError, pa.ArrowException, MemoryError) as error:
+        raise FooterCorrupt(path, _first_line(error)) from error
+    with parquet:
+        yield parquet
+
+
+def read_pairs(path: Path, parquet: pq.ParquetFile) -> Pairs:
+    """The `dflash.*` pairs, once version, capabilities, completeness and seal are right."""
+    raw = parquet.metadata.metadata or {}
+    try:
+        values = {key.decode(): value.decode() for key, value in raw.items() if key.startswith(b"dflash.")}
+    except UnicodeDecodeError as error:
+        raise MetadataInvalid(path, "dflash.*", f"expected UTF-8 ({error})") from error
+    pairs = Pairs(path, values)
+    if "dflash.format_version" not in values:
+        raise NotADraftFile(path)
+    version = pairs.integer("dflash.format_version")
+    if version > FORMAT_VERSION:
+        raise NewerFormat(path, version, FORMAT_VERSION)
+    for entry in pairs.capabilities:
+        name, _, since = entry.partition("@")
+        if name not in CAPABILITIES:
+            raise UnknownCapability(path, name, since or None, CAPABILITIES)
+    if values.get("dflash.complete") != "true":
+        raise Incomplete(path)
+    if seal(values) != pairs.text("dflash.seal"):
+        raise SealBroken(path, pairs.text("dflash.seal"), seal(values))
+    return pairs
+
+
+def check_columns(path: Path, parquet: pq.ParquetFile, features: bool) -> pa.Schema:
+    """The schema to read with: the format's columns, then the user's.
+
+    Raises:
+        ColumnError: A column is missing, of another type, or of another field id.
+    """
+    found, wanted = parquet.schema_arrow, arrow_schema(features)
+    for field in wanted:
+        if found.get_field_index(field.name) < 0:
+            raise ColumnMissing(path, field.name)
+        actual = found.field(field.name)
+        if actual.type != field.type or actual.nullable != field.nullable:
+            raise ColumnType(path, field.name, _type(field), _type(actual))
+        _check_field_ids(path, field.name, actual)
+    users = [field for field in found if is_user_column(field.name)]
+    return pa.schema([*wanted, *users])
+
+
+def check_footer(path: Path, pairs: Pairs) -> None:
+    """Recomputes the digest of the footer's bytes: statistics and offsets have no checksum of their own."""
+    stored = pairs.text("dflash.footer_digest")
+    with path.open("rb") as file:
+        found = footer_digest(file, footer_start(file), stored)
+    if found != stored:
+        raise FooterChanged(path, stored, found)
+
+
+def check_body(path: Path, pairs: Pairs) -> None:
+    """Recomputes the digest of all bytes before the footer; reads the whole file."""
+    stored = pairs.text("dflash.body_digest")
+    with path.open("rb") as file:
+        found = body_digest(file, footer_start(file))
+    if found != stored:
+        raise BodyChanged(path, stored, found)
+
+
+def _check_ends(path: Path) -> None:
+    try:
+        if not path.is_file():
+            raise NotAFile(path) if path.exists() else FileMissing(path)
+        with path.open("rb") as file:
+            size, head = path.stat().st_size, file.read(4)
+            if not size:
+                raise FileEmpty(path)
+            if head != MAGIC:
+                raise NotParquet(path, head)
+            if size < SMALLEST:
+                raise FileTruncated(path, f"{size} bytes")
+            file.seek(size - 8)
+            length, tail = struct.unpack("<I4s", file.read(8))
+    except OSError as error:
+        raise FileUnreadable(path, error.strerror or str(error)) from error
+    if tail != MAGIC:
+        raise FileTruncated(path, f"it ends with {tail!r}")
+    if length > METADATA_LIMIT:
+        raise MetadataTooLarge(path, length, METADATA_LIMIT)
+    if length > size - SMALLEST:
+        raise FileTruncated(path, f"the footer claims {length} of {size} bytes")
+
+
+def _check_field_ids(path: Path, name: str, field: pa.Field) -> None:
+    column = COLUMN[name]
+    found = _field_id(field)
+    if found != column.field_id:
+        raise ColumnFieldId(path, name, column.field_id, found)
+    if column.element_id is not None and (inner := _field_id(field.type.value_field)) != column.element_id:
+        raise ColumnFieldId(path, f"the elements of {name}", column.element_id, inner)
+
+
+def _field_id(field: pa.Field) -> int | None:
+    found = (field.metadata or {}).get(FIELD_ID)
+    return int(found) if found is not None else None
+
+
+def _type(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ' not null'}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
