@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from dflash.policy.noise import F64, coins
 from dflash.policy.rounds import Rounds
@@ -13,12 +14,13 @@ CoinSource = Callable[[Rounds], F64]
 
 
 class Proposal(StrEnum):
-    """What law the drafted tokens were drawn from."""
+    """What law the drafted tokens were drawn from; `mixed` where the drafters of a union differ."""
 
     DETERMINISTIC = "deterministic"
     SHARED = "shared"
     INDEPENDENT = "independent"
     IID = "iid"
+    MIXED = "mixed"
 
     @property
     def with_replacement(self) -> bool:
@@ -63,4 +65,36 @@ class RuleContext:
     @property
     def sampled(self) -> bool:
         """Whether drafts follow a law q and the target one that is not one-hot."""
-        return self.temperature > 0 and self.proposal is not Proposal.DETERMINISTIC
+        law = self.proposal is not Proposal.DETERMINISTIC and self.draft.temperature > 0
+        return self.temperature > 0 and law
+
+
+def context_from_header(header: Mapping[str, Any], temperature: float | None = None) -> RuleContext:
+    """Return what a draft file's header fixes.
+
+    Args:
+        header: the decoded header.
+        temperature: of one request, where it differs from the run's.
+    """
+    target = float(header["sampling"]["temperature"] if temperature is None else temperature)
+    drafters = header["drafters"]
+    kinds = {Proposal(drafter["proposal"]) for drafter in drafters} or {Proposal.DETERMINISTIC}
+    rule = header["policy"].get("rule", {})
+    return RuleContext(
+        temperature=target,
+        proposal=kinds.pop() if len(kinds) == 1 else Proposal.MIXED,
+        q_complete=bool(header["q_complete"]),
+        draft=_draft_sampling(drafters[0], target) if drafters else DraftSampling(),
+        recorded_rule=rule.get("name"),
+    )
+
+
+def _draft_sampling(drafter: Mapping[str, Any], target: float) -> DraftSampling:
+    own = drafter.get("draft_temperature")
+    follows = own is None or bool(drafter.get("draft_follows_target"))
+    top_p = drafter.get("draft_top_p")
+    return DraftSampling(
+        target if follows else float(own),
+        int(drafter.get("draft_top_k") or 0),
+        1.0 if top_p is None else float(top_p),
+    )

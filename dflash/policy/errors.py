@@ -73,6 +73,16 @@ class NullColumn(DflashError):
         super().__init__(f"Column {column!r} holds no value where the rule needs one: {why}.")
 
 
+class MixedProposals(DflashError):
+    """A rule needs one law of the drafts, and a union's drafters follow several."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(
+            f"Rule {rule!r} needs drafts of one kind, and the header's drafters differ in theirs. "
+            "Use `match`, or record with drafters of the same proposal kind."
+        )
+
+
 class IncompleteDraftLaw(DflashError):
     """A rule needs all of q, of which the file holds a part."""
 

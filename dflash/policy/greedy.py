@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash.policy.context import RuleContext
-from dflash.policy.decision import Decision, longest
+from dflash.policy.decision import Decision
+from dflash.policy.match import equal_to
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
 
@@ -26,8 +27,7 @@ class Greedy(Rule):
 
     def decide(self, rounds: Rounds, context: RuleContext) -> Decision:
         """Judge every round; see `Rule.decide`."""
-        argmax = rounds["slot_argmax"]
-        return longest(rounds, rounds["node_token"] == argmax[rounds.parent_slot], argmax)
+        return equal_to(rounds, rounds["slot_argmax"])
 
     def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
         """Path-exact at temperature 0 only; see `Rule.exactness_in`."""

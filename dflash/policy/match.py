@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dflash.policy.context import Proposal, RuleContext
 from dflash.policy.decision import Decision, longest
+from dflash.policy.noise import I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
 
@@ -26,7 +27,7 @@ class Match(Rule):
 
     def decide(self, rounds: Rounds, context: RuleContext) -> Decision:
         """Judge every round; see `Rule.decide`."""
-        return match(rounds)
+        return equal_to(rounds, rounds["slot_choice"])
 
     def remark(self, context: RuleContext) -> str | None:
         """Say so where drafts do not share the target's noise; see `Rule.remark`."""
@@ -35,7 +36,7 @@ class Match(Rule):
         return None
 
 
-def match(rounds: Rounds) -> Decision:
-    """Accept the longest path of drafts that equal the choice at their parent's slot."""
-    choice = rounds["slot_choice"]
-    return longest(rounds, rounds["node_token"] == choice[rounds.parent_slot], choice)
+def equal_to(rounds: Rounds, slot_token: I64) -> Decision:
+    """Accept the longest path of drafts that equal `slot_token` at their parent's slot, and emit it; -1 is none."""
+    token = rounds["node_token"]
+    return longest(rounds, (token == slot_token[rounds.parent_slot]) & (token >= 0), slot_token)

@@ -93,15 +93,22 @@ class Rounds:
         return cls(offsets, node_parent, node_round, depth, rank, hashes, anchor_position, key, shaped)
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], key: tuple[int, int]) -> Rounds:
+    def from_row(
+        cls, row: Mapping[str, Any], key: tuple[int, int], columns: Iterable[str] | None = None
+    ) -> Rounds:
         """Take one round as it will be stored: scalars, and arrays by column name (float32, NaN = null)."""
-        return cls.from_rows([row], [key])
+        return cls.from_rows([row], [key], columns)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[str, Any]], keys: Sequence[tuple[int, int]]) -> Rounds:
-        """Take several rounds, one a lane, with the same columns; see `from_row`."""
+    def from_rows(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        keys: Sequence[tuple[int, int]],
+        columns: Iterable[str] | None = None,
+    ) -> Rounds:
+        """Take several rounds, one a lane, with the same columns; all that rules read unless named."""
         parents = [_widen(row["node_parent"]) for row in rows]
-        names = [n for n in rows[0] if n.startswith(("node_", "slot_", "draft_lse", "draft_topk_"))]
+        names = [name for name in columns or rows[0] if column_per(name) is not Per.ROUND]
         values = {
             name: np.concatenate([_widen(row[name]) for row in rows])
             for name in names

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash.policy.context import RuleContext
+from dflash.policy.context import Proposal, RuleContext
 from dflash.policy.decision import Decision, end_at
-from dflash.policy.errors import IncompleteDraftLaw
-from dflash.policy.match import match
+from dflash.policy.errors import IncompleteDraftLaw, MixedProposals
+from dflash.policy.match import equal_to
 from dflash.policy.noise import F64, I64, race
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
@@ -46,9 +46,12 @@ class Speculative(Rule):
 
         Raises:
             IncompleteDraftLaw: a sampled tree branches and q is not stored whole.
+            MixedProposals: drafters of a union follow different laws.
         """
         if not context.sampled:
-            return match(rounds)
+            return equal_to(rounds, rounds["slot_choice"])
+        if context.proposal is Proposal.MIXED:
+            raise MixedProposals(self.name)
         log_ratio = rounds.present("node_logp") - rounds.present("node_logq")
         later = rounds.node_rank > 0
         if later.any():
