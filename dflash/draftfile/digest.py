@@ -66,10 +66,22 @@ def content_digest(column_digests: Mapping[str, str]) -> str:
     return hashlib.sha256(canonical_json(kept).encode()).hexdigest()
 
 
+def has_digest(kind: pa.DataType) -> bool:
+    """Whether columns of this type can be digested: numbers, booleans, times, text, and lists but of text."""
+    if pa.types.is_list(kind):
+        return _is_plain(kind.value_type)
+    return _is_plain(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_timestamp)
+    return any(test(kind) for test in tests)
+
+
 def encode(array: pa.Array) -> bytes:
     """The digest's bytes of one array (see `ColumnDigest`)."""
     kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(kind):
         return _encode_list(array)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _encode_text(array)
@@ -78,10 +90,7 @@ def encode(array: pa.Array) -> bytes:
 
 def _encode_list(array: pa.ListArray) -> bytes:
     lengths = array.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False).astype("<i4")
-    values = array.flatten()
-    if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
-        raise pa.ArrowTypeError(f"lists of {values.type} have no digest")
-    return _weave(lengths, _elements(values))
+    return _weave(lengths, _elements(array.flatten()))
 
 
 def _encode_text(array: pa.Array) -> bytes:
@@ -126,4 +135,8 @@ def _raw(values: pa.Array) -> Bytes:
     if data.dtype.kind == "f":
         data = np.where(np.isnan(data), data.dtype.type("nan"), data)
     data = np.ascontiguousarray(data, data.dtype.newbyteorder("<"))
-    return data.view(np.uint8).reshape(len(values), -1) if len(values) else np.zeros((0, data.itemsize), np.uint8)
+    return (
+        data.view(np.uint8).reshape(len(values), -1)
+        if len(values)
+        else np.zeros((0, data.itemsize), np.uint8)
+    )

@@ -1,12 +1,11 @@
 """What can be wrong with a draft file, one class per situation.
 
 DraftFileError
-├── WriteError: OutputExists, OutputBusy, FolderNotWritable, UnknownColumn, ValueOutOfType, SchemaRefused
-├── OpenError: FileMissing, NotAFile, FileEmpty, FileTruncated, NotParquet, NotADraftFile, MetadataTooLarge,
-│   FooterCorrupt, NewerFormat, UnknownCapability, Incomplete, SealBroken, FooterChanged, HeaderInvalid, MetadataInvalid
-├── ColumnError: ColumnMissing, ColumnType, ColumnFieldId
-├── DataError: PageCorrupt, RowsDisagree and the invariants of a row (see invariants)
-└── RunError: NoDraftFiles, SeveralRuns, PartMissing, PartRepeated, HeadersDiffer
+├── WriteError    the output: exists, is busy, its folder refuses; columns or values do not fit
+├── OpenError     no complete draft file that this version reads: magic, caps, version, seal, digests, header
+├── ColumnError   a column is missing, of another type or field id
+├── DataError     a page or a row breaks the format; see also `invariants` and `requests`
+└── RunError      the files given are not one whole run
 """
 
 from __future__ import annotations
@@ -56,7 +55,9 @@ class ValueOutOfType(WriteError):
 
 class SchemaRefused(WriteError):
     def __init__(self, reason: str) -> None:
-        super().__init__(f"Expected the columns of the draft file and of this run's first request, found {reason}.")
+        super().__init__(
+            f"Expected the columns of the draft file and of this run's first request, found {reason}."
+        )
 
 
 class OpenError(DraftFileError):
@@ -85,7 +86,9 @@ class FileEmpty(OpenError):
 
 class FileTruncated(OpenError):
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} begins like a Parquet file but its end is missing ({reason}); copy it again.")
+        super().__init__(
+            f"{path} begins like a Parquet file but its end is missing ({reason}); copy it again."
+        )
 
 
 class NotParquet(OpenError):
@@ -95,12 +98,16 @@ class NotParquet(OpenError):
 
 class NotADraftFile(OpenError):
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is a Parquet file but no draft file: the key dflash.format_version is missing.")
+        super().__init__(
+            f"{path} is a Parquet file but no draft file: the key dflash.format_version is missing."
+        )
 
 
 class MetadataTooLarge(OpenError):
     def __init__(self, path: Path, found: int, limit: int) -> None:
-        super().__init__(f"{path}: the footer claims {found} bytes, expected at most {limit}; the file is damaged or hostile.")
+        super().__init__(
+            f"{path}: the footer claims {found} bytes, expected at most {limit}; the file is damaged."
+        )
 
 
 class FooterCorrupt(OpenError):
@@ -110,41 +117,50 @@ class FooterCorrupt(OpenError):
 
 class NewerFormat(OpenError):
     def __init__(self, path: Path, found: int, known: int) -> None:
-        super().__init__(f"{path} has format {found}, this toolkit reads up to {known}; update dflash-toolkit.")
+        super().__init__(
+            f"{path} has format {found}, this toolkit reads up to {known}; update dflash-toolkit."
+        )
 
 
 class UnknownCapability(OpenError):
     def __init__(self, path: Path, name: str, since: str | None, known: Iterable[str]) -> None:
         version = f"dflash-toolkit {since} or newer" if since else "a newer dflash-toolkit"
-        super().__init__(f"{path} requires the capability {name!r}, this toolkit knows {', '.join(known)}; use {version}.")
+        super().__init__(
+            f"{path} requires the capability {name!r}, this toolkit knows {', '.join(known)}; use {version}."
+        )
 
 
 class Incomplete(OpenError):
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is not complete: dflash.complete is missing; `dflash recover` may bring back what was recorded.")
-
-
-class SealBroken(OpenError):
-    def __init__(self, path: Path, expected: str, found: str) -> None:
         super().__init__(
-            f"{path}: the dflash.* metadata were changed after writing (seal {found[:12]}, expected {expected[:12]}); "
-            "copy the file again."
+            f"{path} is not complete: expected the key dflash.complete, found none; try `dflash recover`."
         )
 
 
-class FooterChanged(OpenError):
+class BytesChanged(OpenError):
+    """A digest over bytes or pairs of the file does not match.
+
+    Attributes:
+        what: The part of the file that the digest covers.
+    """
+
+    what = "bytes"
+
     def __init__(self, path: Path, expected: str, found: str) -> None:
-        super().__init__(
-            f"{path}: the footer was changed after writing (digest {found[:12]}, expected {expected[:12]}); copy the file again."
-        )
+        digests = f"expected digest {expected[:12]}, found {found[:12]}"
+        super().__init__(f"{path}: {self.what} were changed after writing ({digests}); copy the file again.")
 
 
-class BodyChanged(OpenError):
-    def __init__(self, path: Path, expected: str, found: str) -> None:
-        super().__init__(
-            f"{path}: bytes before the footer were changed after writing (digest {found[:12]}, expected {expected[:12]}); "
-            "copy the file again."
-        )
+class SealBroken(BytesChanged):
+    what = "the dflash.* metadata"
+
+
+class FooterChanged(BytesChanged):
+    what = "bytes of the footer"
+
+
+class BodyChanged(BytesChanged):
+    what = "bytes before the footer"
 
 
 class MetadataInvalid(OpenError):
@@ -190,7 +206,14 @@ class DataError(DraftFileError):
         path, row_group, row: Where, as far as known; the row counts within its row group.
     """
 
-    def __init__(self, expected: str, found: str, path: Path | None = None, row_group: int | None = None, row: int | None = None) -> None:
+    def __init__(
+        self,
+        expected: str,
+        found: str,
+        path: Path | None = None,
+        row_group: int | None = None,
+        row: int | None = None,
+    ) -> None:
         self.expected, self.found = expected, found
         self.path, self.row_group, self.row = path, row_group, row
         parts = [str(path) if path else "", f"row group {row_group}" if row_group is not None else ""]
@@ -226,19 +249,27 @@ class SeveralRuns(RunError):
 
 class PartMissing(RunError):
     def __init__(self, run_id: str, part: str) -> None:
-        super().__init__(f"Run {run_id}: expected every part once, part {part} is missing; give all files of the run.")
+        super().__init__(
+            f"Run {run_id}: expected every part once, part {part} is missing; give all files of the run."
+        )
 
 
 class PartRepeated(RunError):
     def __init__(self, run_id: str, part: int, first: Path, second: Path) -> None:
-        super().__init__(f"Run {run_id}: expected every part once, found part {part} in both {first} and {second}.")
+        super().__init__(
+            f"Run {run_id}: expected every part once, found part {part} in both {first} and {second}."
+        )
 
 
 class HeadersDiffer(RunError):
     def __init__(self, run_id: str, key: str, first: Path, second: Path) -> None:
-        super().__init__(f"Run {run_id}: expected one header, found another {key} in {second} than in {first}.")
+        super().__init__(
+            f"Run {run_id}: expected one header, found another {key} in {second} than in {first}."
+        )
 
 
 class RequestRepeated(RunError):
     def __init__(self, request_id: str, first: Path, second: Path) -> None:
-        super().__init__(f"Expected every request in one file, found {request_id!r} in both {first} and {second}.")
+        super().__init__(
+            f"Expected every request in one file, found {request_id!r} in both {first} and {second}."
+        )

@@ -71,7 +71,9 @@ class Pairs:
     def capabilities(self) -> tuple[str, ...]:
         found = self.json("dflash.requires")
         if not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
-            raise MetadataInvalid(self.path, "dflash.requires", f"expected a list of names, found {str(found)[:80]}")
+            raise MetadataInvalid(
+                self.path, "dflash.requires", f"expected a list of names, found {str(found)[:80]}"
+            )
         return tuple(found)
 
 

@@ -15,7 +15,9 @@ from dflash.draftfile.columns import COLUMN
 from dflash.draftfile.errors import ColumnUnknown, PageCorrupt, RowsDisagree
 from dflash.draftfile.footer import check_columns, check_footer, open_parquet, read_pairs
 from dflash.draftfile.header import Header
-from dflash.draftfile.invariants import Limits, check_requests, check_rows
+from dflash.draftfile.invariants import check_rows
+from dflash.draftfile.requests import check_requests
+from dflash.draftfile.view import Limits, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class DraftFile:
         with open_parquet(self.path) as parquet:
             for group in range(self.row_groups):
                 table = self._read_group(parquet, group, schema)
-                check_rows(table, limits, self.path, group)
-                seen |= check_requests(table, seen, self.path, group)
+                check_rows(table, limits, Place(self.path, group))
+                seen |= check_requests(table, seen, Place(self.path, group))
                 rows += table.num_rows
                 yield table
         if rows != self.rows:
@@ -131,4 +133,3 @@ def open_draft_file(path: Path | str) -> DraftFile:
         if parquet.metadata.num_rows != found.rows:
             raise RowsDisagree(f"{found.rows} rows", f"{parquet.metadata.num_rows} in the footer", path)
         return found
-

@@ -83,7 +83,11 @@ def _list_array(column: Column, values: list[Any]) -> pa.Array:
 
 def _elements(value: Any) -> tuple[np.ndarray, np.ndarray]:
     data = np.asarray(np.ma.getdata(value) if isinstance(value, np.ma.MaskedArray) else value)
-    mask = np.array(np.ma.getmaskarray(value)) if isinstance(value, np.ma.MaskedArray) else np.zeros(data.shape, bool)
+    mask = (
+        np.array(np.ma.getmaskarray(value))
+        if isinstance(value, np.ma.MaskedArray)
+        else np.zeros(data.shape, bool)
+    )
     if data.size == 0:
         return np.empty(0, np.int64), np.empty(0, bool)
     if data.dtype == object:

@@ -127,7 +127,7 @@ def tree_depths(parents: pa.ChunkedArray) -> Ints:
 
 def _lengths(column: pa.ChunkedArray) -> Ints:
     found = pc.list_value_length(column).fill_null(0)
-    return found.to_numpy().astype(np.int64)
+    return np.asarray(found.to_numpy(), np.int64)
 
 
 def _total(column: pa.ChunkedArray) -> int:

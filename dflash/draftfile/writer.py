@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflash.draftfile.canonical import canonical_json
-from dflash.draftfile.columns import COLUMN, FORMAT_VERSION, arrow_schema, is_user_column
+from dflash.draftfile.columns import FORMAT_VERSION, arrow_schema
 from dflash.draftfile.digest import TableDigest, content_digest
-from dflash.draftfile.errors import RowsDisagree, SchemaRefused
+from dflash.draftfile.errors import SchemaRefused
 from dflash.draftfile.header import Header, encode_header
-from dflash.draftfile.invariants import Limits, check_requests, check_rows
+from dflash.draftfile.invariants import check_rows
+from dflash.draftfile.layout import ZSTD_LEVEL, file_schema, parquet_writer
 from dflash.draftfile.metadata import sealed, stamp
 from dflash.draftfile.publish import Publication
+from dflash.draftfile.requests import check_requests
 from dflash.draftfile.summary import Summary
+from dflash.draftfile.view import Limits, Place
 
 ROWS_PER_GROUP = 50_000
 BYTES_PER_GROUP = 64 << 20
-ZSTD_LEVEL = 3
 
 RunStatus = Literal["finished", "interrupted", "recovered"]
 
@@ -91,7 +95,9 @@ class DraftFileWriter:
         self.header = Header.parse(self._header_text)
         self._part = Part(run_id, part, parts)
         self._limits = Limits.of(self.header)
-        self._group_limits = (row_group_rows, row_group_bytes)
+        self._features = self.header.features["mode"] != "none"
+        self._group_limits = np.array([row_group_rows, row_group_bytes])
+        self._buffered = np.zeros(2, np.int64)
         self._level = compression_level
         self._digest, self._summary = TableDigest(), Summary()
         self._buffer: list[pa.Table] = []
@@ -99,13 +105,18 @@ class DraftFileWriter:
         self._rows = self._groups = 0
         self._schema: pa.Schema | None = None
         self._parquet: pq.ParquetWriter | None = None
-        self._published: Published | None = None
         self._publication = Publication(Path(path), overwrite=overwrite)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # a Parquet writer that is collected open would write into a closed file
+        if self._parquet is not None and self._parquet.is_open:
+            with suppress(OSError, pa.ArrowException):
+                self._parquet.close()
         self._publication.discard()
 
     @property
@@ -116,19 +127,22 @@ class DraftFileWriter:
         """Adds all rows of one request.
 
         Args:
-            table: `arrow_schema()` and user columns `x_*`; every request has the same columns.
+            table: `arrow_schema(features)`, where `features` is the header's mode not being `none`, and
+                user columns `x_*`; every request has the same columns.
 
         Raises:
             SchemaRefused: Columns or types differ from the format's or from the first request's.
             DataError: The rows break an invariant of the format.
         """
-        table = self._conform(table)
-        check_rows(table, self._limits, self.path, self._groups)
-        self._requests |= check_requests(table, self._requests, self.path, self._groups)
+        schema = self._accept(table.schema)
+        place = Place(self.path, self._groups)
+        check_rows(table, self._limits, place)
+        self._requests |= check_requests(table, self._requests, place)
+        table = table.cast(schema)
         self._summary.add(table)
         self._buffer.append(table)
-        rows, size = self._group_limits
-        if sum(part.num_rows for part in self._buffer) >= rows or sum(part.nbytes for part in self._buffer) >= size:
+        self._buffered += np.array([table.num_rows, table.nbytes])
+        if (self._buffered >= self._group_limits).any():
             self._flush()
 
     def finish(self, run_status: RunStatus = "finished", lost: Mapping[str, Any] | None = None) -> Published:
@@ -141,29 +155,27 @@ class DraftFileWriter:
         Raises:
             OutputExists: Another file took the name meanwhile.
         """
-        if self._buffer or self._parquet is None:
-            self._flush()
-        if self._parquet is None:
-            raise RowsDisagree("a Parquet writer", "none", self.path)
+        self._flush()
+        parquet = self._open_parquet()
         columns = self._digest.column_digests()
-        pairs = self._pairs(run_status, lost, columns)
-        self._parquet.add_key_value_metadata(sealed(pairs))
-        self._parquet.close()
+        parquet.add_key_value_metadata(sealed(self._pairs(run_status, lost, columns)))
+        parquet.close()
         stamp(self._publication.file)
         size = self._publication.file.seek(0, io.SEEK_END)
         self._publication.publish()
-        return Published(self.path, content_digest(columns), self._rows, self._summary.requests, size)
+        return Published(self.path, content_digest(columns), self._rows, len(self._requests), size)
 
-    def _pairs(self, status: RunStatus, lost: Mapping[str, Any] | None, columns: Mapping[str, str]) -> dict[str, str]:
-        capabilities = ["features"] if self._schema is not None and "feature_values" in self._schema.names else []
+    def _pairs(
+        self, status: RunStatus, lost: Mapping[str, Any] | None, columns: Mapping[str, str]
+    ) -> dict[str, str]:
         pairs = {
             "dflash.format_version": str(FORMAT_VERSION),
-            "dflash.requires": canonical_json(capabilities),
+            "dflash.requires": canonical_json(["features"] if self._features else []),
             **self._part.pairs(),
             "dflash.header": self._header_text,
             "dflash.run_status": status,
             "dflash.rows": str(self._rows),
-            "dflash.requests": str(self._summary.requests),
+            "dflash.requests": str(len(self._requests)),
             "dflash.summary": canonical_json(self._summary.to_dict()),
             "dflash.column_digests": canonical_json(columns),
             "dflash.content_digest": content_digest(columns),
@@ -171,63 +183,29 @@ class DraftFileWriter:
         }
         return pairs | ({"dflash.lost": canonical_json(lost)} if lost is not None else {})
 
-    def _conform(self, table: pa.Table) -> pa.Table:
+    def _accept(self, schema: pa.Schema) -> pa.Schema:
         if self._schema is None:
-            self._schema = file_schema(table.schema)
-        if table.schema.names != self._schema.names:
-            odd = sorted(set(table.schema.names) ^ set(self._schema.names))
+            self._schema = file_schema(schema, self._features)
+        if schema.names != self._schema.names:
+            odd = sorted(set(schema.names) ^ set(self._schema.names))
             raise SchemaRefused(f"another set or order of columns ({', '.join(odd) or 'order'})")
-        for field, wanted in zip(table.schema, self._schema, strict=True):
+        for field, wanted in zip(schema, self._schema, strict=True):
             if field.type != wanted.type:
                 raise SchemaRefused(f"{field.name} as {field.type} instead of {wanted.type}")
-        return table.cast(self._schema)
+        return self._schema
+
+    def _open_parquet(self) -> pq.ParquetWriter:
+        if self._parquet is None:
+            schema = self._schema or arrow_schema(self._features)
+            self._parquet = parquet_writer(self._publication.file, schema, self._level)
+        return self._parquet
 
     def _flush(self) -> None:
-        schema = self._schema or arrow_schema()
-        if self._parquet is None:
-            self._parquet = open_parquet(self._publication.file, schema, self._level)
         if not self._buffer:
             return
         group = pa.concat_tables(self._buffer).combine_chunks()
-        self._buffer = []
-        self._parquet.write_table(group, row_group_size=max(1, group.num_rows))
+        self._buffer, self._buffered = [], np.zeros(2, np.int64)
+        self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
         self._digest.update(group)
         self._rows += group.num_rows
         self._groups += 1
-
-
-def file_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of a file whose first request has these columns.
-
-    Raises:
-        SchemaRefused: A column of the format is missing or an unknown one is there.
-    """
-    base = arrow_schema("feature_values" in schema.names)
-    users = [field for field in schema if is_user_column(field.name)]
-    for name in schema.names:
-        if name not in base.names and not is_user_column(name):
-            raise SchemaRefused(f"the unknown column {name}")
-    for name in base.names:
-        if name not in schema.names:
-            raise SchemaRefused(f"no column {name}")
-    return pa.schema([*base, *users])
-
-
-def open_parquet(file: Any, schema: pa.Schema, level: int = ZSTD_LEVEL) -> pq.ParquetWriter:
-    """A Parquet writer with the encodings of the format."""
-    return pq.ParquetWriter(
-        file,
-        schema,
-        compression="zstd",
-        compression_level=level,
-        use_dictionary=leaf_paths(schema, "dictionary"),
-        use_byte_stream_split=leaf_paths(schema, "byte_stream_split"),
-        write_page_checksum=True,
-        write_page_index=True,
-    )
-
-
-def leaf_paths(schema: pa.Schema, encoding: str) -> list[str]:
-    """Leaf paths of the columns with an encoding; a bare list name would be ignored silently."""
-    wanted = [name for name in schema.names if name in COLUMN and COLUMN[name].encoding == encoding]
-    return [f"{name}.list.element" if COLUMN[name].is_list else name for name in wanted]

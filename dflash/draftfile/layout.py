@@ -1,0 +1,54 @@
+"""How the columns lie in Parquet: schema of a file, encodings, compression."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dflash.draftfile.columns import COLUMN, arrow_schema, is_user_column
+from dflash.draftfile.digest import has_digest
+from dflash.draftfile.errors import SchemaRefused
+
+ZSTD_LEVEL = 3
+
+
+def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
+    """The schema of a file whose first request has these columns.
+
+    Raises:
+        SchemaRefused: A column of the format is missing or an unknown one is there.
+    """
+    base = arrow_schema(features)
+    users = [field for field in schema if is_user_column(field.name)]
+    for name in schema.names:
+        if name not in base.names and not is_user_column(name):
+            raise SchemaRefused(f"the unknown column {name}")
+    for field in users:
+        if not has_digest(field.type):
+            raise SchemaRefused(f"{field.name} of type {field.type}, which has no digest")
+    for name in base.names:
+        if name not in schema.names:
+            raise SchemaRefused(f"no column {name}")
+    return pa.schema([*base, *users])
+
+
+def parquet_writer(file: BinaryIO, schema: pa.Schema, level: int = ZSTD_LEVEL) -> pq.ParquetWriter:
+    """A Parquet writer with the encodings of the format."""
+    return pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        compression_level=level,
+        use_dictionary=leaf_paths(schema, "dictionary"),
+        use_byte_stream_split=leaf_paths(schema, "byte_stream_split"),
+        write_page_checksum=True,
+        write_page_index=True,
+    )
+
+
+def leaf_paths(schema: pa.Schema, encoding: str) -> list[str]:
+    """Leaf paths of the columns with an encoding; a bare list name would be ignored silently."""
+    wanted = [name for name in schema.names if name in COLUMN and COLUMN[name].encoding == encoding]
+    return [f"{name}.list.element" if COLUMN[name].is_list else name for name in wanted]

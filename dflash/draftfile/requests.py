@@ -1,0 +1,78 @@
+"""Requests are whole: all rows together, in one row group, in the order of the format."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dflash.draftfile.errors import DataError
+from dflash.draftfile.summary import Kind
+from dflash.draftfile.view import Bools, Ints, Place
+
+# prefill, prompt features, live, dense: the place of each kind within its request
+RANK = np.array([2, 3, 0, 1])
+
+
+class RequestSplit(DataError):
+    """The rows of a request do not stand together in one row group."""
+
+
+class RowOrder(DataError):
+    """The rows of a request are out of order."""
+
+
+def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place()) -> set[str]:
+    """Checks that the requests of a row group are whole, new and ordered.
+
+    Args:
+        seen: Requests of earlier row groups.
+
+    Returns:
+        The requests of this row group; empty if `request_id` was not read.
+
+    Raises:
+        RequestSplit, RowOrder: The first violation.
+    """
+    if "request_id" not in table.column_names or not table.num_rows:
+        return set()
+    ids = table["request_id"].combine_chunks()
+    starts = np.flatnonzero(_changes(ids))
+    known: set[str] = set()
+    for name, row in zip(ids.take(pa.array(starts)).to_pylist(), starts, strict=True):
+        if name in seen or name in known:
+            raise RequestSplit("all rows of a request together", f"more rows of {name!r}", *place, int(row))
+        known.add(name)
+    if {"kind", "round"} <= set(table.column_names):
+        _check_order(table["kind"].to_numpy(), table["round"].to_numpy(), starts, place)
+    return known
+
+
+def _changes(ids: pa.Array) -> Bools:
+    changed = np.ones(len(ids), bool)
+    changed[1:] = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
+    return changed
+
+
+def _check_order(kind: Ints, rounds: Ints, starts: Ints, place: Place) -> None:
+    rank = RANK[kind]
+    first = np.zeros(len(rank), bool)
+    first[starts] = True
+    back = np.flatnonzero((np.diff(rank, prepend=0) < 0) & ~first)
+    if len(back):
+        found = f"kind {kind[back[0]]} after kind {kind[back[0] - 1]}"
+        raise RowOrder(
+            "prefill, prompt features, live and dense rows in this order", found, *place, int(back[0])
+        )
+    alone = np.flatnonzero((rank == 0) != first)
+    if len(alone):
+        expected = f"one prefill row (kind {int(Kind.PREFILL)}) at the start of a request"
+        raise RowOrder(expected, f"kind {kind[alone[0]]}", *place, int(alone[0]))
+    live = kind == Kind.LIVE
+    opens = live & (first | ~np.roll(live, 1))
+    wanted = np.where(live, np.where(opens, 0, np.roll(rounds, 1) + 1), -1)
+    wrong = np.flatnonzero(rounds != wanted)
+    if len(wrong):
+        raise RowOrder(f"round {wanted[wrong[0]]}", str(rounds[wrong[0]]), *place, int(wrong[0]))
