@@ -1,0 +1,130 @@
+"""The header of a recording: who drafted, who verified, how, and with what."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash import __version__
+from dflash.drafters.base import Drafter, ProposalKind
+from dflash.engine.features import FINGERPRINT
+from dflash.policy.registry import Policy
+from dflash.target.load import Target
+from dflash.target.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a run fixes beside its models."""
+
+    sampling: Sampling
+    seed: int
+    policy: Policy
+    length: int
+    branches: int
+    lanes: int = 1
+    store_topk: int = 16
+    taps: tuple[int, ...] = ()
+    keep_host: bool = True
+    dense: bool = False
+    shard: tuple[int, int] | None = None
+
+
+def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str, Any]:
+    """The header as a dictionary, floats and integers as numbers."""
+    drafted = drafter.header()
+    draft_topk = drafted.get("draft_top_k")
+    return {
+        "target": target.identity,
+        "drafters": [drafted] if drafted else [],
+        "tokenizer": target.tokenizer_identity,
+        "sampling": {
+            "temperature": float(run.sampling.temperature),
+            "top_k": run.sampling.top_k or None,
+            "top_p": run.sampling.top_p if run.sampling.top_p < 1.0 else None,
+        },
+        "seed": run.seed,
+        "policy": run.policy.to_dict(),
+        "shape": {"length": run.length, "branches": run.branches},
+        "dense": run.dense,
+        "store_topk": run.store_topk,
+        "draft_topk": draft_topk,
+        "q_complete": q_complete(drafter, draft_topk, run.store_topk),
+        "features": _features(target, run),
+        "tie_tolerance": float(target.tie_tolerance),
+        "lanes": run.lanes,
+        "shard": {"index": run.shard[0], "count": run.shard[1]} if run.shard else None,
+        "rng": {"scheme": "philox4x32-10", "version": 1},
+        "engine": _engine(target),
+        "git": _git(),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node() if run.keep_host else None,
+        "parents": [],
+    }
+
+
+def q_complete(drafter: Drafter, draft_topk: int | None, store_topk: int) -> bool:
+    """Whether the stored draft logits hold all that could be drawn."""
+    if drafter.kind is ProposalKind.DETERMINISTIC:
+        return True
+    return draft_topk is not None and draft_topk <= store_topk
+
+
+def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:
+    if not run.taps:
+        return {"mode": "none"}
+    hidden = int(target.model.config.get_text_config().hidden_size)
+    taps = [{"layer": tap, "point": "in", "hidden_states": tap} for tap in run.taps]
+    projection = f"signs of Philox4x32-10, {FINGERPRINT} a token, over sqrt(taps x hidden)"
+    return {"mode": "fingerprint", "hidden": hidden, "taps": taps, "projection": projection}
+
+
+def _engine(target: Target) -> Mapping[str, Any]:
+    return {
+        "toolkit": __version__,
+        "torch": torch.__version__,
+        "triton": _installed("triton"),
+        "transformers": _installed("transformers"),
+        "device": _device_name(target.device),
+        "driver": torch.version.cuda if target.device.type == "cuda" else None,
+        "attention": target.model.config._attn_implementation,
+        "numerics": "fast",
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git() -> Mapping[str, Any] | None:
+    """Commit of the toolkit's checkout, if it runs from one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _run_git(root, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_run_git(root, "status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _run_git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -1,0 +1,251 @@
+"""The speculative loop: draft a tree, score it in one target forward, accept, commit, emit, record the round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from dflash.drafters.base import Anchor, Drafter, Proposal
+from dflash.engine.features import Fingerprint
+from dflash.engine.judge import Judge, Row
+from dflash.engine.lane import Lane, Truncation
+from dflash.engine.request import Request
+from dflash.policy.context import RuleContext
+from dflash.policy.registry import Policy
+from dflash.policy.rounds import Rounds
+from dflash.target.load import Target
+from dflash.target.model import Rows, TrunkModel
+from dflash.target.scratch import LaneRows
+
+PREFILL, LIVE = 2, 0
+
+
+class Conversation(Protocol):
+    """A source of requests, one after the other: each may depend on the answers before it.
+
+    `order` is its place in the list of prompts.
+    """
+
+    order: int
+
+    def next(self, answer: str | None) -> Request | None:
+        """The next request, given the answer to the last one (None at the start), or None at the end."""
+
+
+class Sink(Protocol):
+    """Takes what the loop produces."""
+
+    def opened(self, lane: Lane) -> None:
+        """A request starts."""
+
+    def row(self, lane: Lane, row: Row) -> None:
+        """A round is over; `row` holds its columns."""
+
+    def closed(self, lane: Lane) -> None:
+        """A request has ended."""
+
+    def ended(self, order: int) -> None:
+        """The conversation at this place in the list has no more requests."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the loop did, for tests and summaries."""
+
+    rounds: int = 0
+    accepted: int = 0
+    emitted: int = 0
+
+
+class Engine:
+    """Decodes requests in `lanes` lanes with one target, at most one drafter and one policy.
+
+    A lane that finishes takes the next request. The same code runs one lane on a laptop and many on a GPU.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        trunk: TrunkModel,
+        drafter: Drafter,
+        policy: Policy,
+        context: RuleContext,
+        judge: Judge,
+        fingerprint: Fingerprint | None,
+    ) -> None:
+        self.target = target
+        self.trunk = trunk
+        self.drafter = drafter
+        self.policy = policy
+        self.context = context
+        self.judge = judge
+        self.fingerprint = fingerprint
+        self.counters = Counters()
+        self._step = 0
+
+    def run(
+        self,
+        conversations: Iterable[Conversation],
+        sink: Sink,
+        on_text: Callable[[str], None] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Lane]:
+        """Decode every request of every conversation; yields each lane as its request ends.
+
+        Between rounds `stopping` is asked whether to give up. Then, and when the generator is closed or an exception
+        passes through it, the open requests are interrupted and handed to the sink with what they have.
+        """
+        source = iter(conversations)
+        busy: dict[int, tuple[Lane, Conversation]] = {}
+        free = list(range(self.trunk.cache.lanes))
+        try:
+            while not stopping():
+                while free and (conversation := next(source, None)) is not None:
+                    self._begin(free, busy, conversation, None, sink, on_text)
+                if not busy:
+                    return
+                for index in [index for index, (lane, _) in busy.items() if lane.done]:
+                    lane, conversation = busy.pop(index)
+                    free.append(index)
+                    sink.closed(lane)
+                    yield lane
+                    self._begin(free, busy, conversation, lane.text, sink, on_text)
+                if busy and not any(lane.done for lane, _ in busy.values()):
+                    self._round([lane for lane, _ in busy.values()], sink)
+        finally:
+            for lane, _ in busy.values():
+                if not lane.done:
+                    lane.interrupt()
+                sink.closed(lane)
+
+    def _begin(
+        self,
+        free: list[int],
+        busy: dict[int, tuple[Lane, Conversation]],
+        conversation: Conversation,
+        answer: str | None,
+        sink: Sink,
+        on_text: Callable[[str], None] | None,
+    ) -> None:
+        """Give a free lane the conversation's next request, or tell the sink that there is none."""
+        request = conversation.next(answer)
+        if request is None:
+            sink.ended(conversation.order)
+            return
+        index = free.pop(0)
+        lane = Lane.start(index, request, self.target.eos, self.target.tokenizer, on_text)
+        busy[index] = (lane, conversation)
+        self._prefill(lane, sink)
+
+    def _prefill(self, lane: Lane, sink: Sink) -> None:
+        """Compute a prompt's keys and values and emit the first token."""
+        request, index = lane.request, lane.index
+        self.trunk.reset(index)
+        self.drafter.open(index)
+        sink.opened(lane)
+        started = perf_counter()
+        rows = self.trunk.append(index, request.prompt_tokens)
+        anchor = _anchor(lane)
+        row = self.judge.row(anchor, Proposal(), rows.logits, request.sampling, [])
+        verify_us = (perf_counter() - started) * 1e6
+        first = int(row["slot_choice"][0])
+        emission = lane.emit([first])
+        row |= {
+            "kind": PREFILL,
+            "round": -1,
+            "accepted_nodes": [],
+            "bonus_token": first,
+            "emitted": emission.emitted,
+            "truncated_by": str(emission.truncated_by),
+            "draft_length": 0,
+            "branches": 0,
+            "context_length": anchor.position + 1,
+            "verify_us": verify_us,
+            "round_us": (perf_counter() - started) * 1e6,
+            "batch_size": 1,
+            "prompt_tokens": request.prompt_tokens,
+            "prompt_text": request.prompt_text,
+            "request_info": request.info_json(),
+        }
+        if self.fingerprint and rows.taps is not None:
+            row["feature_fingerprint"] = self.fingerprint.of(rows.taps[-1:])
+        sink.row(lane, row)
+
+    def _round(self, lanes: Sequence[Lane], sink: Sink) -> None:
+        """One round of every open lane: their trees share one target forward."""
+        started = perf_counter()
+        anchors = [_anchor(lane) for lane in lanes]
+        proposals = self.drafter.propose(anchors)
+        drafted = perf_counter()
+        scored = self.trunk.score([_tree(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)])
+        verified = perf_counter()
+        rows = [
+            self.judge.row(anchor, proposal, seen.logits, lane.request.sampling, self._source(proposal))
+            for lane, anchor, proposal, seen in zip(lanes, anchors, proposals, scored, strict=True)
+        ]
+        for lane, row, seen in zip(lanes, rows, scored, strict=True):
+            self._settle(lane, row, seen)
+            row |= {
+                "draft_us": (drafted - started) * 1e6,
+                "verify_us": (verified - drafted) * 1e6,
+                "round_us": (perf_counter() - started) * 1e6,
+                "step": self._step,
+                "batch_size": len(lanes),
+            }
+            sink.row(lane, row)
+        self._step += 1
+
+    def _settle(self, lane: Lane, row: Row, seen: Rows) -> None:
+        """Decide from the row as stored, commit the accepted path, emit."""
+        rounds = Rounds.from_row(row, lane.request.key)
+        decision = self.policy.rule.decide(rounds, self.context)
+        path, bonus = decision.path(0), int(decision.bonus[0])
+        tokens = [int(row["node_token"][node]) for node in path]
+        row |= {
+            "kind": LIVE,
+            "round": lane.rounds,
+            "accepted_nodes": np.array(path, dtype=np.int16),
+            "bonus_token": bonus,
+            "draft_length": int(rounds.node_depth.max(initial=0)),
+            "branches": _leaves(row["node_parent"]),
+            "context_length": len(lane.trunk),
+        }
+        self.trunk.commit(lane.index, [0, *(node + 1 for node in path)])
+        emission = lane.emit([*tokens, bonus])
+        row |= {"emitted": emission.emitted, "truncated_by": str(emission.truncated_by)}
+        if self.fingerprint and seen.taps is not None:
+            row["feature_fingerprint"] = self.fingerprint.of(seen.taps[[0, *(node + 1 for node in path)]])
+        lane.rounds += 1
+        self.counters.rounds += 1
+        self.counters.accepted += len(path)
+        self.counters.emitted += emission.emitted
+
+    def _source(self, proposal: Proposal) -> list[int]:
+        return [0] * len(proposal)
+
+
+def _anchor(lane: Lane) -> Anchor:
+    request = lane.request
+    return Anchor(lane.index, len(lane.trunk) - 1, request.key, lane.trunk, request.sampling.temperature)
+
+
+def _tree(anchor: Anchor, proposal: Proposal) -> LaneRows:
+    """The anchor and its nodes as rows to score: the anchor first, so parents move up by one."""
+    tokens = [anchor.trunk[anchor.position], *proposal.tokens]
+    return LaneRows(anchor.lane, tokens, [-1, *(parent + 1 for parent in proposal.parents)])
+
+
+def _leaves(parents: Any) -> int:
+    """Root-to-leaf paths of a tree."""
+    return len(parents) - len(set(np.asarray(parents).tolist()) - {-1})
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for a CUDA device, so that a clock read after it means something."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

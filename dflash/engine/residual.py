@@ -1,0 +1,76 @@
+"""What would be emitted if a node and its earlier siblings failed, and the mass that block verification needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash.drafters.base import Anchor, Proposal
+from dflash.policy.noise import residual_exponentials
+from dflash.policy.speculative import residual_tokens
+from dflash.target.statistics import TargetLaw
+
+Floats = NDArray[np.float64]
+
+
+def residual_columns(
+    anchor: Anchor, proposal: Proposal, law: TargetLaw, row: dict[str, Any], emits_choice: bool
+) -> dict[str, Any]:
+    """`node_residual_mass` and `node_residual_token` [nodes].
+
+    The mass is Σ_v max(0, P p(v) - q(v)) at the parent's slot, with q the law that the node was drawn from and P the
+    capped ratio along the path to the parent (Sun et al. 2403.10444); it does not exist for deterministic q or at
+    temperature 0. The token is the choice at the parent's slot for rules that emit choices.
+    """
+    choices = row["slot_choice"]
+    tokens = np.array([choices[parent + 1] for parent in proposal.parents], dtype=np.int32)
+    mass = np.full(len(proposal), np.nan, dtype=np.float32)
+    if not proposal.law or law.sampling.greedy:
+        return {"node_residual_mass": mass, "node_residual_token": tokens}
+    capped = _capped_ratios(proposal, row)
+    paths = _paths(proposal)
+    for parent, slot_law in proposal.law.items():
+        children = [node for node, above in enumerate(proposal.parents) if above == parent]
+        p = law.log_p[parent + 1].exp().cpu().numpy()
+        q = np.zeros_like(p)
+        q[slot_law.tokens] = np.exp(slot_law.log_q)
+        drawn = [proposal.tokens[node] for node in children]
+        mass[children] = _masses(capped[parent + 1], p, q, drawn)
+        if not emits_choice:
+            depth = len(paths[children[0]])
+            noise = residual_exponentials(anchor.key, anchor.position, depth, paths[children[0]][:-1], len(p))
+            choice = int(choices[parent + 1])
+            tokens[children] = residual_tokens(p, q, drawn, False, noise, choice)
+    return {"node_residual_mass": mass, "node_residual_token": tokens}
+
+
+def _capped_ratios(proposal: Proposal, row: dict[str, Any]) -> list[float]:
+    """P by slot: min(1, P(parent) p/q) along the path, 1 at the anchor."""
+    ratios = [1.0]
+    for node, parent in enumerate(proposal.parents):
+        log_ratio = float(row["node_logp"][node]) - float(row["node_logq"][node])
+        ratios.append(min(1.0, ratios[parent + 1] * float(np.exp(min(log_ratio, 50.0)))))
+    return ratios
+
+
+def _masses(capped: float, p: Floats, q: Floats, drawn: list[int]) -> list[float]:
+    """One mass a sibling, q renormalised without the siblings before it."""
+    masses = []
+    left = q.copy()
+    for token in drawn:
+        masses.append(float(np.maximum(0.0, capped * p - left / left.sum()).sum()))
+        left[token] = 0.0
+    return masses
+
+
+def _paths(proposal: Proposal) -> list[tuple[int, ...]]:
+    """Sibling ranks from the anchor to each node."""
+    paths: list[tuple[int, ...]] = []
+    seen: dict[int, int] = {}
+    for parent in proposal.parents:
+        rank = seen.get(parent, 0)
+        seen[parent] = rank + 1
+        paths.append((*(paths[parent] if parent >= 0 else ()), rank))
+    return paths
