@@ -91,10 +91,11 @@ def context_from_header(header: Mapping[str, Any], temperature: float | None = N
 
 def _draft_sampling(drafter: Mapping[str, Any], target: float) -> DraftSampling:
     own = drafter.get("draft_temperature")
-    follows = own is None or bool(drafter.get("draft_follows_target"))
+    if drafter.get("draft_follows_target"):
+        own = None
     top_p = drafter.get("draft_top_p")
     return DraftSampling(
-        target if follows else float(own),
+        target if own is None else float(own),
         int(drafter.get("draft_top_k") or 0),
         1.0 if top_p is None else float(top_p),
     )

@@ -52,6 +52,7 @@ class Rounds:
         node_round: `[N]` the round of each node.
         node_depth: `[N]` 1-based.
         node_rank: `[N]` 0-based place among the siblings of the tree *as recorded*.
+        node_index: `[N]` index within the round as recorded.
         path_hash: `[N]` hash of the path as recorded; a cut keeps it, and with it every node's noise.
         anchor_position: `[R]`.
         key: `[R, 2]` Philox key of the round's request.
@@ -64,6 +65,7 @@ class Rounds:
     node_round: I64
     node_depth: I64
     node_rank: I64
+    node_index: I64
     path_hash: U32
     anchor_position: I64
     key: U32
@@ -90,7 +92,8 @@ class Rounds:
         hashes = path_hashes(parent_node, rank, depth)
         slots = len(node_parent) + len(counts)
         shaped = {name: _shape(name, flat, values, slots) for name, flat in values.items()}
-        return cls(offsets, node_parent, node_round, depth, rank, hashes, anchor_position, key, shaped)
+        index = np.arange(len(node_parent)) - offsets[node_round]
+        return cls(offsets, node_parent, node_round, depth, rank, index, hashes, anchor_position, key, shaped)
 
     @classmethod
     def from_row(
@@ -223,6 +226,7 @@ class Rounds:
             node_round,
             self.node_depth[nodes],
             self.node_rank[nodes],
+            self.node_index[nodes],
             self.path_hash[nodes],
             self.anchor_position[rows],
             self.key[rows],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -27,6 +27,11 @@ class Shape:
     def whole(self) -> bool:
         """Whether nothing is cut."""
         return all(getattr(self, item.name) is None for item in fields(self))
+
+    def filled(self, other: Shape) -> Shape:
+        """Return this shape with its open bounds taken from another."""
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(other, **{name: bound for name, bound in given.items() if bound is not None})
 
     def cut(self, rounds: Rounds) -> Rounds:
         """Return the rounds with the nodes outside of the bounds removed; every kept node keeps its noise."""

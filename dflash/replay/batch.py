@@ -1,0 +1,128 @@
+"""Rows of a draft file ready to be judged: one row group, its requests, their keys and contexts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dflash.draftfile.reader import DraftFile
+from dflash.draftfile.summary import Kind
+from dflash.policy.context import RuleContext, context_from_header
+from dflash.policy.noise import I64, parse_rng_key
+from dflash.policy.registry import Policy
+from dflash.policy.rounds import Per, Rounds, column_per
+from dflash.policy.topology import Bool
+from dflash.replay.errors import RequestUnknown
+
+IDENTITY = ("request_id", "kind", "round", "anchor_position", "request_info", "node_parent")
+
+
+class Request(NamedTuple):
+    """One request of a row group: its key, and what its `request_info` says."""
+
+    request_id: str
+    key: tuple[int, int]
+    context: RuleContext
+    info: dict[str, Any]
+
+
+class Part(NamedTuple):
+    """Live rounds of one context.
+
+    Attributes:
+        rows: `[R]` their places among the batch's rows.
+        owner: `[R]` the request of each, by place in the batch.
+    """
+
+    rows: I64
+    owner: I64
+    rounds: Rounds
+    context: RuleContext
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The prefill and live rows of one row group, in file order.
+
+    Attributes:
+        owner: `[rows]` the request of each row, by place in `requests`.
+        live: `[rows]` whether the row is a live round.
+    """
+
+    file: DraftFile
+    table: pa.Table
+    requests: tuple[Request, ...]
+    owner: I64
+    live: Bool
+
+    def rounds(self, columns: Iterable[str]) -> Rounds:
+        """Return all rows, prefills included, with the columns given that belong to nodes or slots."""
+        keys = np.array([request.key for request in self.requests], dtype=np.uint32).reshape(-1, 2)
+        wanted = [name for name in columns if column_per(name) is not Per.ROUND]
+        return Rounds.from_table(self.table, keys[self.owner], wanted)
+
+    def parts(self, rounds: Rounds) -> list[Part]:
+        """Split the live rounds by context, which a request may change; `rounds` are those of `rounds()`."""
+        contexts = list(dict.fromkeys(request.context for request in self.requests))
+        kind = np.array([contexts.index(request.context) for request in self.requests], dtype=np.int64)
+        parts = []
+        for index, context in enumerate(contexts):
+            rows = np.flatnonzero(self.live & (kind[self.owner] == index))
+            if len(rows):
+                parts.append(Part(rows, self.owner[rows], rounds.take(rows), context))
+        return parts
+
+
+def batches(file: DraftFile, columns: Iterable[str]) -> Iterator[Batch]:
+    """Read the decided rows of a file, one row group at a time.
+
+    Args:
+        columns: beside those of the identity and the tree.
+
+    Raises:
+        RequestUnknown: a request does not say its key or its sampling.
+    """
+    wanted = set(IDENTITY).union(columns)
+    names = [name for name in file.schema.names if name in wanted]
+    for table in file.tables(names):
+        kind = table["kind"].to_numpy()
+        decided = table.filter(pa.array((kind == Kind.PREFILL) | (kind == Kind.LIVE)))
+        owner, starts = _owners(decided)
+        requests = tuple(
+            _request(file, row["request_id"], row["request_info"])
+            for row in decided.select(["request_id", "request_info"]).take(pa.array(starts)).to_pylist()
+        )
+        yield Batch(file, decided, requests, owner, decided["kind"].to_numpy() == Kind.LIVE)
+
+
+def columns_of(policies: Iterable[Policy], file: DraftFile) -> tuple[str, ...]:
+    """Return the columns that the policies may read in any context of a file."""
+    contexts = [context_from_header(file.header.raw, temperature) for temperature in (0.0, 1.0)]
+    needed = {name for policy in policies for context in contexts for name in policy.rule.needs(context)}
+    return tuple(sorted(needed))
+
+
+def _owners(table: pa.Table) -> tuple[I64, I64]:
+    ids = table["request_id"].combine_chunks()
+    changed = np.ones(len(ids), dtype=bool)
+    if len(ids) > 1:
+        changed[1:] = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    return np.cumsum(changed) - 1, np.flatnonzero(changed)
+
+
+def _request(file: DraftFile, request_id: str, text: str | None) -> Request:
+    if text is None:
+        raise RequestUnknown(request_id, "text")
+    info: dict[str, Any] = json.loads(text)
+    if "rng_key" not in info:
+        raise RequestUnknown(request_id, "rng_key")
+    sampling = info.get("sampling", {})
+    temperature = float(sampling["temperature"]) if "temperature" in sampling else None
+    context = context_from_header(file.header.raw, temperature)
+    return Request(request_id, parse_rng_key(info["rng_key"]), context, info)

@@ -1,0 +1,25 @@
+"""What every printed number means, in one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DEFINITIONS: Mapping[str, str] = {
+    "tau": "accepted nodes + 1 per live round, before truncation; prefill and dense rows never count",
+    "marginal": "live rounds that accept at least i nodes, of all live rounds; their sum is tau - 1",
+    "conditional": "live rounds that accept at least i nodes, of those that accept i - 1 and draft one more",
+    "lengths": "live rounds by accepted nodes, from 0",
+    "drafted_per_token": "nodes of the trees used per token emitted before truncation",
+    "interval": "95 % percentile bootstrap over requests, the same resamples for every policy; one request has "
+    "none",
+    "difference": "tau minus the tau of the first policy, on the same rounds",
+    "exactness": "live: as it ran; re-judge: every round at its own recorded anchor, although another policy "
+    "would have moved the later anchors",
+    "walk": "what a closed-loop replay of this policy would be on a dense recording: path-exact, law-exact, "
+    "or none (re-judge)",
+    "lossless": "whether the emitted tokens follow the target's own law",
+    "changed_rounds": "live rounds in which the policy accepts another number of nodes than was recorded",
+    "off_choice_rounds": "live rounds that accept a token other than the target's own choice at its place",
+    "unknown_bonus": "live rounds whose bonus token under this policy was not recorded",
+    "coin_ties": "live rounds with |log u - (log p - log q)| < 1e-6 at a coin that was tossed",
+}

@@ -1,0 +1,186 @@
+"""The result of a replay: one row a policy, and the report of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dflash.policy.registry import Policy
+from dflash.policy.rule import Exactness
+from dflash.replay.check import LISTED, Check, Failure, Tie
+from dflash.replay.definitions import DEFINITIONS
+from dflash.replay.statistics import Interval, Resampled, at_least, tau
+from dflash.replay.tally import Tally
+
+SCHEMA = "dflash.replay/1"
+
+
+class Source(NamedTuple):
+    """One file that was replayed."""
+
+    path: str
+    run_id: str
+    part: int
+    content_digest: str
+
+
+class Acceptance(NamedTuple):
+    """Acceptance at one position, from 1; a rate without rounds is None."""
+
+    position: int
+    accepted: int
+    marginal: float | None
+    interval: Interval | None
+    reached: int
+    conditional: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """What one policy does on the rounds; `DEFINITIONS` says what each number means."""
+
+    policy: str
+    definition: Mapping[str, Any]
+    recorded: bool
+    exactness: str
+    walk: str
+    lossless: bool
+    remarks: tuple[str, ...]
+    rounds: int
+    tau: float | None
+    interval: Interval | None
+    difference: float | None
+    difference_interval: Interval | None
+    acceptance: tuple[Acceptance, ...]
+    lengths: tuple[int, ...]
+    tokens: int
+    emitted: int | None
+    drafted: int
+    drafted_per_token: float | None
+    changed_rounds: int
+    off_choice_rounds: int
+    unknown_bonus: int
+    coin_ties: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Whether every recorded decision was reproduced; at most `LISTED` failures and ties are listed."""
+
+    passed: bool
+    requests: int
+    rounds: int
+    failures: Mapping[str, int]
+    listed: tuple[Failure, ...]
+    coin_ties: int
+    ties: tuple[Tie, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Everything that `dflash replay` prints."""
+
+    sources: tuple[Source, ...]
+    recorded: Policy
+    requests: int
+    rows: tuple[PolicyRow, ...]
+    check: CheckReport | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of schema `dflash.replay/1`."""
+        return {
+            "schema": SCHEMA,
+            "mode": "re-judge",
+            "files": [source._asdict() for source in self.sources],
+            "requests": self.requests,
+            "recorded_policy": str(self.recorded),
+            "policies": [_plain(asdict(row)) for row in self.rows],
+            "check": None if self.check is None else _plain(asdict(self.check)),
+            "definitions": dict(DEFINITIONS),
+        }
+
+
+def policy_row(
+    policy: Policy, recorded: Policy, tally: Tally, first: Tally, resampled: Resampled
+) -> PolicyRow:
+    """Sum up one policy.
+
+    Args:
+        first: the tally of the first policy, from which differences are taken.
+    """
+    lengths, reached = tally.lengths().sum(axis=0), at_least(tally.reached().sum(axis=0))
+    mean, base = tau(lengths), tau(first.lengths().sum(axis=0))
+    tokens = int(lengths @ np.arange(1, len(lengths) + 1))
+    same = policy.rule == recorded.rule and policy.shape.filled(recorded.shape) == recorded.shape
+    return PolicyRow(
+        policy=str(policy),
+        definition=policy.to_dict(),
+        recorded=same,
+        exactness="live" if same else "re-judge",
+        walk=str(_walk(policy, tally)),
+        lossless=all(policy.rule.is_lossless(context) for context in tally.contexts),
+        remarks=_remarks(policy, tally),
+        rounds=int(lengths.sum()),
+        tau=mean,
+        interval=resampled.tau,
+        difference=None if mean is None or base is None or tally is first else mean - base,
+        difference_interval=None if tally is first else resampled.difference,
+        acceptance=_acceptance(lengths, reached, resampled),
+        lengths=tuple(lengths.tolist()),
+        tokens=tokens,
+        emitted=tally.emitted if same else None,
+        drafted=tally.nodes,
+        drafted_per_token=tally.nodes / tokens if tokens else None,
+        changed_rounds=tally.changed,
+        off_choice_rounds=tally.off_choice,
+        unknown_bonus=tally.unknown_bonus,
+        coin_ties=tally.coin_ties,
+    )
+
+
+def check_report(check: Check) -> CheckReport:
+    """Close a check."""
+    return CheckReport(
+        passed=not check.failures,
+        requests=check.requests,
+        rounds=check.rounds,
+        failures=dict(sorted(check.failures.items())),
+        listed=tuple(check.listed),
+        coin_ties=len(check.ties),
+        ties=tuple(check.ties[:LISTED]),
+    )
+
+
+def _acceptance(lengths: Any, reached: Any, resampled: Resampled) -> tuple[Acceptance, ...]:
+    rounds, accepted = int(lengths.sum()), at_least(lengths)
+    rows = []
+    for index, tried in enumerate(reached.tolist()):
+        count = int(accepted[index]) if index < len(accepted) else 0
+        interval = resampled.marginal[index] if index < len(resampled.marginal) else None
+        rate = count / rounds if rounds else None
+        rows.append(Acceptance(index + 1, count, rate, interval, tried, count / tried if tried else None))
+    return tuple(rows)
+
+
+def _walk(policy: Policy, tally: Tally) -> Exactness:
+    found = {policy.rule.exactness_in(context, tally.branching) for context in tally.contexts}
+    ranked = [Exactness.REJUDGE, Exactness.LAW, Exactness.PATH]
+    return min(found, key=ranked.index, default=policy.rule.exactness)
+
+
+def _remarks(policy: Policy, tally: Tally) -> tuple[str, ...]:
+    found = {policy.rule.remark(context) for context in tally.contexts}
+    return tuple(sorted(remark for remark in found if remark))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return list(value)
+    if hasattr(value, "_asdict"):
+        return {key: _plain(item) for key, item in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

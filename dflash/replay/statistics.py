@@ -1,0 +1,101 @@
+"""Acceptance numbers from counts, and 95 % bootstrap intervals over requests, paired between policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dflash.policy.noise import F64, I64
+from dflash.replay.tally import Tally
+
+RESAMPLES = 2000
+_MOST_DRAWS = 50_000_000
+_FEWEST_RESAMPLES = 200
+_SEED = 0
+_CHUNK = 2**22
+
+
+class Interval(NamedTuple):
+    """A 95 % interval."""
+
+    low: float
+    high: float
+
+
+class Resampled(NamedTuple):
+    """What the resamples say about one policy; None where there are fewer than two requests with rounds.
+
+    Attributes:
+        tau: interval of tau.
+        difference: interval of tau minus the first policy's tau, on the same resamples.
+        marginal: interval of the marginal acceptance at each position, from 1.
+    """
+
+    tau: Interval | None
+    difference: Interval | None
+    marginal: tuple[Interval | None, ...]
+
+
+def tau(lengths: I64) -> float | None:
+    """Return accepted nodes + 1 per live round from a histogram of accepted lengths; None without rounds."""
+    rounds = int(lengths.sum())
+    return 1.0 + float(lengths @ np.arange(len(lengths))) / rounds if rounds else None
+
+
+def at_least(histogram: I64) -> I64:
+    """Return how many values are at least 1, 2, ... from their histogram over the last axis."""
+    return np.asarray(np.flip(np.cumsum(np.flip(histogram, -1), axis=-1), -1)[..., 1:])
+
+
+def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
+    """Draw requests with replacement, the same ones for every policy.
+
+    Returns:
+        One result a policy; the draws are a fixed function of the number of requests.
+    """
+    counts = [tally.lengths() for tally in tallies]
+    used = counts[0].sum(axis=1) > 0 if counts else np.zeros(0, dtype=bool)
+    # every policy judges the same rounds, so the same requests have some
+    counts = [count[used] for count in counts]
+    requests = int(used.sum())
+    if requests < 2:
+        return [Resampled(None, None, (None,) * (count.shape[1] - 1)) for count in counts]
+    sums = np.concatenate([_sums(count) for count in counts], axis=1)
+    draws = _draw(sums, requests)
+    results, first, column = [], None, 0
+    for count in counts:
+        width = count.shape[1] + 1
+        rounds, accepted, reach = np.split(draws[:, column : column + width], [1, 2], axis=1)
+        column += width
+        ratio = 1.0 + accepted / rounds
+        first = ratio if first is None else first
+        marginal = tuple(_interval(reach[:, i : i + 1] / rounds) for i in range(reach.shape[1]))
+        results.append(Resampled(_interval(ratio), _interval(ratio - first), marginal))
+    return results
+
+
+def _sums(lengths: I64) -> F64:
+    """Columns to add up over requests: rounds, accepted nodes, rounds that accepted at least 1, 2, ..."""
+    columns = (lengths.sum(axis=1), lengths @ np.arange(lengths.shape[1]))
+    return np.column_stack([*columns, at_least(lengths)]).astype(np.float64)
+
+
+def _draw(sums: F64, requests: int) -> F64:
+    random = np.random.default_rng(_SEED)
+    resamples = max(_FEWEST_RESAMPLES, min(RESAMPLES, _MOST_DRAWS // requests))
+    chunk = max(1, _CHUNK // requests)
+    totals = []
+    for begin in range(0, resamples, chunk):
+        size = min(chunk, resamples - begin)
+        drawn = random.integers(requests, size=(size, requests))
+        cell = drawn + requests * np.arange(size)[:, None]
+        weight = np.bincount(cell.ravel(), minlength=size * requests).reshape(size, requests)
+        totals.append(weight @ sums)
+    return np.concatenate(totals)
+
+
+def _interval(values: F64) -> Interval:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return Interval(float(low), float(high))

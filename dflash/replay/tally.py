@@ -1,0 +1,112 @@
+"""Counts of what a policy decided, request by request: sums and histograms only, so that they merge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from dflash.policy.context import RuleContext
+from dflash.policy.decision import Decision
+from dflash.policy.noise import I64
+from dflash.policy.rounds import Rounds
+from dflash.policy.topology import Bool, segment_max
+from dflash.replay.batch import Batch, Part
+
+TALLY_COLUMNS = ("node_token", "slot_choice", "accepted_nodes", "emitted")
+
+
+class Judged(Protocol):
+    """Rounds as a policy saw them, and what it decided."""
+
+    @property
+    def rounds(self) -> Rounds: ...
+    @property
+    def decision(self) -> Decision: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one policy did on the live rounds of a run.
+
+    Attributes:
+        nodes: nodes of the trees it used.
+        emitted: tokens that the recording kept in these rounds, after truncation.
+        changed: rounds in which it accepts another number of nodes than was recorded.
+        off_choice: rounds in which it accepts a token that is not the target's choice.
+        unknown_bonus: rounds whose bonus token was not recorded.
+        coin_ties: rounds in which a coin lay within rounding of its threshold.
+        branching: whether any tree that it used branches.
+        contexts: the contexts met.
+    """
+
+    nodes: int = 0
+    emitted: int = 0
+    changed: int = 0
+    off_choice: int = 0
+    unknown_bonus: int = 0
+    coin_ties: int = 0
+    branching: bool = False
+    contexts: set[RuleContext] = field(default_factory=set)
+    _lengths: list[I64] = field(default_factory=list)
+    _reached: list[I64] = field(default_factory=list)
+
+    def add(self, batch: Batch, parts: Sequence[Part], judged: Sequence[Judged]) -> None:
+        """Count one row group."""
+        lists = batch.table["accepted_nodes"].combine_chunks()
+        recorded = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        kept = batch.table["emitted"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
+        self.emitted += int(kept[batch.live].sum())
+        lengths, reached = [], []
+        for part, (rounds, decision) in zip(parts, ((j.rounds, j.decision) for j in judged), strict=True):
+            count = decision.accepted_count
+            depth = segment_max(rounds.node_depth, rounds.node_offsets, 0)
+            lengths.append(_by_request(part.owner, count, len(batch.requests)))
+            reached.append(_by_request(part.owner, np.minimum(count + 1, depth), len(batch.requests)))
+            self._count(rounds, decision)
+            self.changed += int((count != recorded[part.rows]).sum())
+            self.contexts.add(part.context)
+        self._lengths.append(stacked_sum(lengths, len(batch.requests)))
+        self._reached.append(stacked_sum(reached, len(batch.requests)))
+
+    def _count(self, rounds: Rounds, decision: Decision) -> None:
+        self.nodes += len(rounds.node_parent)
+        self.unknown_bonus += int((decision.bonus < 0).sum())
+        self.coin_ties += int(decision.coin_tie.sum())
+        self.branching |= bool(_branches(rounds))
+        chosen = rounds["slot_choice"][rounds.parent_slot]
+        off = decision.accepted & (rounds["node_token"] != chosen)
+        self.off_choice += len(np.unique(rounds.node_round[off]))
+
+    def lengths(self) -> I64:
+        """Return rounds by request and accepted length: `[requests, longest + 1]`."""
+        return _concatenated(self._lengths)
+
+    def reached(self) -> I64:
+        """Return rounds by request and deepest depth tried, min(accepted + 1, depth of the tree)."""
+        return _concatenated(self._reached)
+
+
+def stacked_sum(parts: Sequence[I64], rows: int) -> I64:
+    """Return the sum of matrices of unequal width; `[rows, widest]`."""
+    total = np.zeros((rows, max((part.shape[1] for part in parts), default=1)), dtype=np.int64)
+    for part in parts:
+        total[:, : part.shape[1]] += part
+    return total
+
+
+def _branches(rounds: Rounds) -> Bool:
+    return np.asarray((np.diff(np.sort(rounds.parent_slot)) == 0).any())
+
+
+def _by_request(owner: I64, value: I64, requests: int) -> I64:
+    width = int(value.max(initial=0)) + 1
+    return np.bincount(owner * width + value, minlength=requests * width).reshape(requests, width)
+
+
+def _concatenated(parts: Sequence[I64]) -> I64:
+    width = max((part.shape[1] for part in parts), default=1)
+    padded = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
+    return np.concatenate(padded) if padded else np.zeros((0, width), dtype=np.int64)

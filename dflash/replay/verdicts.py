@@ -1,0 +1,103 @@
+"""Verdict files: what each policy decided in every round, as Parquet, with the digests of the draft files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dflash.draftfile.canonical import canonical_json
+from dflash.draftfile.publish import Publication
+from dflash.replay.batch import Batch, Part
+from dflash.replay.tally import Judged
+
+VERDICTS_VERSION = 1
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("request_id", pa.string(), nullable=False),
+        pa.field("round", pa.int32(), nullable=False),
+        pa.field("anchor_position", pa.int32(), nullable=False),
+        pa.field("policy", pa.string(), nullable=False),
+        pa.field("accepted", pa.int16(), nullable=False),
+        pa.field("accepted_nodes", pa.list_(pa.int16()), nullable=False),
+        pa.field("bonus_token", pa.int32()),
+        pa.field("coin_tie", pa.bool_(), nullable=False),
+    ]
+)
+
+
+class VerdictWriter:
+    """Writes one row a live round and policy; the file appears whole at `finish` or not at all.
+
+    `accepted_nodes` are indices into the round as recorded; `bonus_token` is null where it is not known.
+
+    Args:
+        path: Where the file will appear.
+        parents: Content digests of the draft files.
+        policies: In the order of judging.
+        overwrite: Replace what is there already.
+
+    Raises:
+        OutputExists: The path exists and may not be replaced.
+        FolderNotWritable: The folder refuses new files.
+    """
+
+    def __init__(
+        self, path: Path, parents: Sequence[str], policies: Sequence[str], *, overwrite: bool = False
+    ) -> None:
+        self._publication = Publication(path, overwrite=overwrite)
+        facts = {
+            "dflash.verdicts_version": str(VERDICTS_VERSION),
+            "dflash.parents": canonical_json(list(parents)),
+            "dflash.policies": canonical_json(list(policies)),
+        }
+        self._writer = pq.ParquetWriter(
+            self._publication.file,
+            _SCHEMA.with_metadata(facts),
+            compression="zstd",
+            write_page_checksum=True,
+            store_schema=False,
+        )
+
+    def __enter__(self) -> VerdictWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._publication.discard()
+
+    def add(self, policy: str, batch: Batch, parts: Sequence[Part], judged: Sequence[Judged]) -> None:
+        """Write what a policy decided in one row group."""
+        tables = [_table(policy, batch, part, item) for part, item in zip(parts, judged, strict=True)]
+        rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, dtype=np.int64)
+        if tables:
+            self._writer.write_table(pa.concat_tables(tables).take(pa.array(np.argsort(rows, kind="stable"))))
+
+    def finish(self) -> None:
+        """Close the file and give it its name."""
+        self._writer.close()
+        self._publication.publish()
+
+
+def _table(policy: str, batch: Batch, part: Part, judged: Judged) -> pa.Table:
+    rounds, decision = judged.rounds, judged.decision
+    source = batch.table.select(["request_id", "round", "anchor_position"]).take(pa.array(part.rows))
+    nodes = np.flatnonzero(decision.accepted)
+    kept = rounds.node_index[nodes].astype(np.int16)
+    offsets = np.concatenate(([0], np.cumsum(decision.accepted_count))).astype(np.int32)
+    columns = [
+        *source.columns,
+        pa.array([policy] * len(rounds)),
+        pa.array(decision.accepted_count.astype(np.int16)),
+        pa.ListArray.from_arrays(pa.array(offsets), pa.array(kept)),
+        pa.array(decision.bonus.astype(np.int32), mask=decision.bonus < 0),
+        pa.array(decision.coin_tie),
+    ]
+    return pa.Table.from_arrays(columns, schema=_SCHEMA)
+
