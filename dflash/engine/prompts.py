@@ -1,0 +1,130 @@
+"""Prompts as users bring them: files and streams of text lines or JSON Lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from dflash.engine.prompt import Prompt, text_prompt
+from dflash.engine.prompt_errors import (
+    DuplicateId,
+    NoPrompts,
+    PromptError,
+    PromptFileUnreadable,
+    SeveralBadPrompts,
+)
+from dflash.engine.prompt_json import line_prompt
+from dflash.engine.prompt_lines import read_lines
+
+__all__ = [
+    "CheckedPrompts",
+    "Prompt",
+    "check_prompts",
+    "read_prompt_file",
+    "read_prompt_stream",
+    "text_prompt",
+    "with_ids",
+]
+
+
+class CheckedPrompts(NamedTuple):
+    """Prompts that can be used, and the errors of those that were left out."""
+
+    prompts: tuple[Prompt, ...]
+    refused: tuple[PromptError, ...]
+
+
+def read_prompt_file(path: Path) -> Iterator[Prompt | PromptError]:
+    """Every prompt of a file, and an error in the place of every line that holds none.
+
+    Raises:
+        PromptFileUnreadable: The file cannot be opened.
+        DamagedCompression: The file is compressed, and cut short or corrupt.
+    """
+    try:
+        with path.open("rb") as stream:
+            yield from _parsed(stream, str(path))
+    except OSError as error:
+        reason = f"expected a file of prompts, but {(error.strerror or str(error)).lower()}."
+        raise PromptFileUnreadable(str(path), reason) from error
+
+
+def read_prompt_stream(stream: BinaryIO, name: str = "stdin") -> Iterator[Prompt | PromptError]:
+    """Prompts as they arrive; a stream that breaks off yields its error last."""
+    try:
+        yield from _parsed(stream, name)
+    except PromptError as error:
+        yield error
+
+
+def with_ids(entries: Iterable[Prompt | PromptError]) -> Iterator[Prompt | PromptError]:
+    """Number the prompts that have no id, and turn a repeated id into an error."""
+    seen: dict[str, str] = {}
+    for order, entry in enumerate(entries):
+        if isinstance(entry, PromptError):
+            yield entry
+            continue
+        chosen = entry.id or _free_id(order, seen)
+        if chosen in seen:
+            yield DuplicateId(
+                entry.place, f"expected its own id, found {chosen!r} again, as at {seen[chosen]}."
+            )
+            continue
+        seen[chosen] = entry.place
+        yield replace(entry, id=chosen)
+
+
+def check_prompts(entries: Iterable[Prompt | PromptError], *, skip_bad: bool = False) -> CheckedPrompts:
+    """Read everything, so that nothing is decoded if anything is wrong.
+
+    Args:
+        entries: Prompts and errors, as the readers yield them.
+        skip_bad: Leave bad prompts out instead of refusing the run.
+
+    Raises:
+        PromptError: One prompt is bad.
+        SeveralBadPrompts: More than one is.
+        NoPrompts: None is left.
+    """
+    prompts: list[Prompt] = []
+    refused: list[PromptError] = []
+    for entry in entries:
+        if isinstance(entry, PromptError):
+            refused.append(entry)
+        else:
+            prompts.append(entry)
+    if refused and not skip_bad:
+        raise refused[0] if len(refused) == 1 else SeveralBadPrompts(refused)
+    if not prompts:
+        raise NoPrompts("prompts", "expected at least one prompt, found none.")
+    return CheckedPrompts(tuple(prompts), tuple(refused))
+
+
+def _free_id(order: int, seen: Mapping[str, str]) -> str:
+    number = str(order)
+    while number in seen:
+        number += "+"
+    return number
+
+
+def _parsed(stream: BinaryIO, name: str) -> Iterator[Prompt | PromptError]:
+    structured: bool | None = None
+    for place, text in read_lines(stream, name):
+        if isinstance(text, PromptError):
+            yield text
+            continue
+        if structured is None:
+            structured = _is_json_lines(name, text)
+        try:
+            yield line_prompt(text, place) if structured else text_prompt(text, place)
+        except PromptError as error:
+            yield error
+
+
+def _is_json_lines(name: str, first: str) -> bool:
+    suffix = Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        return True
+    return suffix != ".txt" and first.lstrip().startswith("{")
