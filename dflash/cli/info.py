@@ -1,0 +1,188 @@
+"""`dflash info`: what draft files hold, from their footers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dflash.cli.options import files_argument, json_option
+from dflash.cli.output import emit
+from dflash.draftfile.canonical import EXACT_INTEGERS
+from dflash.draftfile.reader import DraftFile, open_draft_file
+from dflash.draftfile.run import draft_paths
+from dflash.draftfile.summary import Summary, merged
+
+Json = dict[str, Any]
+
+
+@click.command()
+@files_argument
+@json_option
+def info(files: Sequence[Path], as_json: bool) -> None:
+    """Show what draft files hold: identities, counts, tau, sizes, how the run ended.
+
+    Reads only the footers, so it is instant on files of any size. A folder stands for
+    the *.parquet files right inside it.
+    """
+    found = [describe(open_draft_file(path)) for path in draft_paths(files)]
+    emit(
+        {"schema": "dflash.info/1", "files": found, "total": total(found)},
+        as_json,
+        lambda console: render(found, console),
+    )
+
+
+def describe(file: DraftFile) -> Json:
+    """The facts of one file, as the JSON document has them."""
+    summary = Summary.from_dict(file.summary)
+    return {
+        "path": str(file.path),
+        "run_id": file.run_id,
+        "part": file.part,
+        "parts": file.parts,
+        "run_status": file.run_status,
+        "lost": file.lost,
+        "content_digest": file.content_digest,
+        "capabilities": list(file.capabilities),
+        "rows": file.rows,
+        "requests": file.requests,
+        "row_groups": file.row_groups,
+        "size_bytes": file.size,
+        "column_bytes": file.column_sizes(),
+        "summary": summary.to_dict(),
+        "tau": summary.tau,
+        "header": exact(file.header.raw),
+    }
+
+
+def total(files: Sequence[Json]) -> Json:
+    """All files together; counts add up, tau is taken over all rounds."""
+    summary = merged(Summary.from_dict(file["summary"]) for file in files)
+    return {
+        "files": len(files),
+        "rows": sum(file["rows"] for file in files),
+        "requests": sum(file["requests"] for file in files),
+        "size_bytes": sum(file["size_bytes"] for file in files),
+        "summary": summary.to_dict(),
+        "tau": summary.tau,
+    }
+
+
+def exact(value: Any) -> Any:
+    """The value with integers that JSON readers would round as strings."""
+    if isinstance(value, dict):
+        return {key: exact(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [exact(item) for item in value]
+    return str(value) if isinstance(value, int) and abs(value) > EXACT_INTEGERS else value
+
+
+def render(files: Sequence[Json], console: Console) -> None:
+    """Prints one block a file, and a line for all of them if there are several."""
+    for number, file in enumerate(files):
+        if number:
+            console.print()
+        console.print(_block(file), soft_wrap=True)
+    if len(files) > 1:
+        every = total(files)
+        console.print()
+        console.print(
+            f"{len(files)} files: {every['requests']} requests, {every['summary']['rounds']} rounds, "
+            f"tau {_number(every['tau'])}, {_bytes(every['size_bytes'])}"
+        )
+
+
+def _block(file: Json) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in (*_facts(file), *_identities(file["header"]), *_counts(file)):
+        table.add_row(name, text)
+    return table
+
+
+def _facts(file: Json) -> list[tuple[str, str]]:
+    part = (
+        f", part {file['part']}" + (f" of {file['parts']}" if file["parts"] else "")
+        if file["parts"] != 1
+        else ""
+    )
+    lost = [("lost", str(file["lost"]))] if file["lost"] is not None else []
+    return [
+        ("file", file["path"]),
+        ("run", f"{file['run_id']}{part}, {file['run_status']}, {file['header']['created_at']}"),
+        *lost,
+        ("digest", file["content_digest"]),
+        ("size", f"{_bytes(file['size_bytes'])}, {file['row_groups']} row groups"),
+        ("columns", ", ".join(f"{name} {_bytes(size)}" for name, size in file["column_bytes"].items())),
+    ]
+
+
+def _identities(header: Json) -> list[tuple[str, str]]:
+    sampling = ", ".join(f"{key} {value}" for key, value in header["sampling"].items() if value is not None)
+    shape = header["shape"]
+    return [
+        ("target", _model(header["target"])),
+        *[("drafter", f"{_model(drafter)}, {drafter['proposal']}") for drafter in header["drafters"]],
+        ("tokenizer", f"{header['tokenizer']['digest'][:12]}, {header['tokenizer']['vocab_size']} tokens"),
+        ("sampling", f"{sampling}, seed {header['seed']}"),
+        ("policy", _policy(header["policy"])),
+        (
+            "shape",
+            f"length {shape['length']}, branches {shape['branches']}{', dense' if header['dense'] else ''}",
+        ),
+        (
+            "engine",
+            ", ".join(f"{key} {value}" for key, value in header["engine"].items() if value is not None),
+        ),
+    ]
+
+
+def _counts(file: Json) -> list[tuple[str, str]]:
+    summary = file["summary"]
+    shares = (
+        [f"{count / summary['rounds']:.2f}" for count in summary["accepted"]] if summary["rounds"] else []
+    )
+    return [
+        ("requests", f"{file['requests']}, {summary['prompt_tokens']} prompt tokens"),
+        ("rows", f"{file['rows']}: {summary['rounds']} live rounds, {summary['dense_rows']} dense"),
+        ("emitted", f"{summary['tokens_emitted']} tokens"),
+        ("tau", f"{_number(file['tau'])} (accepted nodes + 1 per live round, before truncation)"),
+        ("accepted", " ".join(shares) + " of the live rounds, by position" if shares else "-"),
+        (
+            "ended by",
+            ", ".join(f"{name} {count}" for name, count in sorted(summary["truncations"].items())) or "-",
+        ),
+    ]
+
+
+def _model(model: Json) -> str:
+    quantisation = model["quantisation"] and model["quantisation"]["method"]
+    digest = model["weights_digest"] and f"weights {model['weights_digest'][:12]}"
+    parts = [model["name"], model["revision"], model["dtype"], quantisation, digest]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _policy(policy: Json) -> str:
+    return ", ".join(f"{name}: {_flat(part)}" for name, part in policy.items() if part)
+
+
+def _flat(part: Any) -> str:
+    return " ".join(f"{key}={value}" for key, value in part.items()) if isinstance(part, dict) else str(part)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
