@@ -1,0 +1,38 @@
+"""What every test relies on: a clean environment, and the default target where a test asks for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a developer's DFLASH_* variables from the tests, but for the cache of models."""
+    for name in [name for name in os.environ if name.startswith("DFLASH_") and name != "DFLASH_CACHE"]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The folder of the repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def default_target() -> Path:
+    """The folder of the default target, fetched if need be (mark the test `network`)."""
+    from dflash.target.default import default_target_folder
+
+    return default_target_folder()
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the test in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
