@@ -55,8 +55,7 @@ class LazyGroup(click.Group):
             return None
         module, _, attribute = COMMANDS[cmd_name].home.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
-        taken = {flag for parameter in command.params for flag in parameter.opts}
-        command.params += [option for option in talk_options() if not taken.intersection(option.opts)]
+        _add_talk_options(command)
         return command
 
     def resolve_command(
@@ -76,6 +75,14 @@ class LazyGroup(click.Group):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+
+def _add_talk_options(command: click.Command) -> None:
+    taken = {flag for parameter in command.params for flag in parameter.opts}
+    command.params += [option for option in talk_options() if not taken.intersection(option.opts)]
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            _add_talk_options(child)
 
 
 def _use_settings(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
