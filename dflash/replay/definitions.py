@@ -10,8 +10,8 @@ DEFINITIONS: Mapping[str, str] = {
     "conditional": "live rounds that accept at least i nodes, of those that accept i - 1 and draft one more",
     "lengths": "live rounds by accepted nodes, from 0",
     "drafted_per_token": "nodes of the trees used per token emitted before truncation",
-    "interval": "95 % percentile bootstrap over requests, the same resamples for every policy; one request has "
-    "none",
+    "interval": "95 % percentile bootstrap over requests, the same resamples for every policy; one request "
+    "has none",
     "difference": "tau minus the tau of the first policy, on the same rounds",
     "exactness": "live: as it ran; re-judge: every round at its own recorded anchor, although another policy "
     "would have moved the later anchors",

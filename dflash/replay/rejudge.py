@@ -83,7 +83,8 @@ def replay(
             progress()
     intervals = resampled(tallies)
     return Replay(
-        sources=tuple(Source(str(file.path), file.run_id, file.part, file.content_digest) for file in files),
+        run_id=files[0].run_id,
+        sources=tuple(Source(str(file.path), file.part, file.content_digest) for file in files),
         recorded=recorded,
         requests=sum(file.requests for file in files),
         rows=tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ class Source(NamedTuple):
     """One file that was replayed."""
 
     path: str
-    run_id: str
     part: int
     content_digest: str
 
@@ -81,8 +80,9 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Everything that `dflash replay` prints."""
+    """Everything that `dflash replay` prints of one run."""
 
+    run_id: str
     sources: tuple[Source, ...]
     recorded: Policy
     requests: int
@@ -90,17 +90,25 @@ class Replay:
     check: CheckReport | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of schema `dflash.replay/1`."""
+        """Return one element of `runs` in the document."""
         return {
-            "schema": SCHEMA,
-            "mode": "re-judge",
+            "run_id": self.run_id,
             "files": [source._asdict() for source in self.sources],
             "requests": self.requests,
             "recorded_policy": str(self.recorded),
             "policies": [_plain(asdict(row)) for row in self.rows],
             "check": None if self.check is None else _plain(asdict(self.check)),
-            "definitions": dict(DEFINITIONS),
         }
+
+
+def document(runs: Sequence[Replay]) -> dict[str, Any]:
+    """Return the document of schema `dflash.replay/1`."""
+    return {
+        "schema": SCHEMA,
+        "mode": "re-judge",
+        "runs": [run.to_dict() for run in runs],
+        "definitions": dict(DEFINITIONS),
+    }
 
 
 def policy_row(

@@ -1,0 +1,108 @@
+"""`dflash replay`: re-judge recorded drafts under other policies, or check the recorded decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+from dflash.cli.options import files_argument, json_option, output_option
+from dflash.cli.outcome import Exit
+from dflash.cli.output import bar, emit, talk
+from dflash.cli.replay_text import render
+from dflash.draftfile.run import Run, open_runs
+from dflash.errors import UsageError
+from dflash.policy.registry import RULES, Policy, parse_policy
+from dflash.replay.rejudge import recorded_policy
+from dflash.replay.rejudge import replay as rejudge
+from dflash.replay.result import Replay, document
+from dflash.replay.verdicts import VerdictWriter
+
+
+@click.command(epilog=f"Rules: {', '.join(sorted(RULES))}. See `dflash policies` for their parameters.")
+@files_argument
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME:K=V,...",
+    help="Judge by this policy instead of the recorded one; repeat to compare several.",
+)
+@click.option(
+    "-P",
+    "parameters",
+    multiple=True,
+    metavar="K=V",
+    help="Set one parameter of the policy; only with one --policy.",
+)
+@click.option(
+    "--check", is_flag=True, help="Reproduce every recorded decision; exit 1 if one cannot be reproduced."
+)
+@output_option("what each policy decided in every round, as Parquet,")
+@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+@json_option
+def replay(
+    files: Sequence[Path],
+    policies: Sequence[str],
+    parameters: Sequence[str],
+    check: bool,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
+    """Re-judge the live rounds of draft FILEs, each at its own anchor, with no model.
+
+    A folder stands for the *.parquet files right inside it. Files of one run are taken
+    together, several runs one by one. Without --policy the recorded policy is judged again.
+    """
+    asked = read_policies(policies, parameters)
+    runs = open_runs(files)
+    results = _all(runs, asked, check, output, overwrite)
+    emit(document(results), as_json, lambda console: render(results, console))
+    if output is not None:
+        talk(f"verdicts: {output}")
+    failed = any(result.check is not None and not result.check.passed for result in results)
+    return Exit.DIFFERENT if failed else Exit.DONE
+
+
+def read_policies(texts: Sequence[str], parameters: Sequence[str]) -> list[Policy]:
+    """Read `--policy` and `-P`.
+
+    Raises:
+        UsageError: -P without exactly one policy, or not as K=V.
+    """
+    if parameters and len(texts) != 1:
+        raise UsageError(f"-P needs exactly one --policy, found {len(texts)}.")
+    extra = {}
+    for text in parameters:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise UsageError(f"-P takes K=V, found {text!r}.")
+        extra[key] = value
+    return [parse_policy(text, extra) for text in texts]
+
+
+def _all(
+    runs: Sequence[Run], asked: Sequence[Policy], check: bool, output: Path | None, overwrite: bool
+) -> list[Replay]:
+    files = [file for run in runs for file in run.files]
+    names = [str(policy) for policy in asked] or [str(recorded_policy(run.files[0])) for run in runs]
+    digests = [file.content_digest for file in files]
+    writer = None if output is None else VerdictWriter(output, digests, names, overwrite=overwrite)
+    groups = sum(file.row_groups for file in files)
+    with writer or nullcontext(), bar("replay", total=groups) as (progress, task):
+        results = [
+            rejudge(
+                run.files,
+                asked,
+                check=check,
+                verdicts=writer,
+                progress=lambda: progress.advance(task),
+            )
+            for run in runs
+        ]
+        if writer is not None:
+            writer.finish()
+    return results

@@ -1,0 +1,115 @@
+"""The text form of a replay: one row a policy, then what each number means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from dflash.replay.definitions import DEFINITIONS
+from dflash.replay.result import CheckReport, PolicyRow, Replay
+from dflash.replay.statistics import Interval
+
+_POSITIONS = 8
+
+
+def render(runs: Sequence[Replay], console: Console) -> None:
+    """Print every run, and the definitions once."""
+    for number, run in enumerate(runs):
+        if number:
+            console.print()
+        _render(run, console)
+    console.print()
+    for name in ("tau", "marginal", "conditional", "interval", "exactness", "walk"):
+        console.print(f"{name}: {DEFINITIONS[name]}", soft_wrap=True, style="dim")
+
+
+def _render(run: Replay, console: Console) -> None:
+    rounds = run.rows[0].rounds
+    files = ", ".join(source.path for source in run.sources)
+    console.print(
+        f"{files}: {run.requests} requests, {rounds} live rounds, recorded under {run.recorded}",
+        soft_wrap=True,
+    )
+    console.print(_policies(run.rows))
+    console.print(_positions(run.rows))
+    for row in run.rows:
+        for remark in _remarks(row):
+            console.print(f"{row.policy}: {remark}", soft_wrap=True)
+    if run.check is not None:
+        _check(run.check, console)
+
+
+def _policies(rows: Sequence[PolicyRow]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("policy", overflow="fold")
+    for name in ("exactness", "walk", "lossless"):
+        table.add_column(name)
+    for name in ("tau", "95 %", "difference", "95 %", "drafted/token", "changed"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.policy,
+            row.exactness,
+            row.walk,
+            "yes" if row.lossless else "no",
+            _number(row.tau),
+            _interval(row.interval),
+            "-" if row.difference is None else f"{row.difference:+.3f}",
+            _interval(row.difference_interval),
+            _number(row.drafted_per_token),
+            str(row.changed_rounds),
+        )
+    return table
+
+
+def _positions(rows: Sequence[PolicyRow]) -> Table:
+    """Acceptance at the first positions, marginal and conditional."""
+    deepest = min(_POSITIONS, max(len(row.acceptance) for row in rows))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("policy", overflow="fold")
+    table.add_column("accepted at")
+    for position in range(1, deepest + 1):
+        table.add_column(str(position), justify="right")
+    for row in rows:
+        shown = row.acceptance[:deepest]
+        table.add_row(row.policy, "marginal", *(_number(item.marginal) for item in shown))
+        table.add_row("", "conditional", *(_number(item.conditional) for item in shown))
+    return table
+
+
+def _remarks(row: PolicyRow) -> list[str]:
+    off_choice = 0 if row.lossless else row.off_choice_rounds
+    counted = (
+        (row.unknown_bonus, "rounds whose bonus token was not recorded (null)"),
+        (row.coin_ties, "coin ties"),
+        (off_choice, "rounds that accept a token the target did not choose"),
+    )
+    return [*row.remarks, *(f"{count} {what}" for count, what in counted if count)]
+
+
+def _check(check: CheckReport, console: Console) -> None:
+    word = "passed" if check.passed else "FAILED"
+    console.print(
+        f"check {word}: {check.rounds} live rounds of {check.requests} requests, "
+        f"{sum(check.failures.values())} failures, {check.coin_ties} coin ties",
+        soft_wrap=True,
+    )
+    for failure in check.listed:
+        console.print(
+            f"  {failure.file}, request {failure.request_id}, round {failure.round}: {failure.what}: "
+            f"expected {failure.expected}, found {failure.found}",
+            soft_wrap=True,
+        )
+    for tie in check.ties:
+        outcome = "reproduced" if tie.reproduced else "decided the other way"
+        console.print(f"  coin tie: request {tie.request_id}, round {tie.round}, {outcome}", soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _interval(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
