@@ -119,7 +119,7 @@ class _Fit:
         return np.where(lengths < 0, UNKNOWN, implied)
 
     def __str__(self) -> str:
-        return f"{self.times} x (nodes + {self.extra})" if self.extra else "as many as nodes"
+        return f"{self.times} x (nodes + {self.extra})" if self.extra else "nodes x 1"
 
 
 def _check_lengths(view: View) -> None:
@@ -136,7 +136,7 @@ def _check_lengths(view: View) -> None:
         odd = (nodes != UNKNOWN) & ((nodes < 0) | ((known != UNKNOWN) & (nodes != known)))
         if odd.any():
             row = int(np.flatnonzero(odd)[0])
-            n = f", the row has {known[row]} nodes" if known[row] != UNKNOWN else ""
+            n = f" for {known[row]} nodes" if known[row] != UNKNOWN else ""
             view.fail(ListLength, f"{fit} elements in {name}", f"{lengths[row]}{n}", row)
         known = np.where(known == UNKNOWN, nodes, known)
 

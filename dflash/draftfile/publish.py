@@ -36,6 +36,8 @@ class Publication:
         self.path, self.overwrite = path, overwrite
         self.partial = beside(path, ".partial")
         self._refuse_existing()
+        if not path.parent.is_dir():
+            raise FolderNotWritable(path.parent, "there is no such folder")
         self._lock = FileLock(beside(path, ".lock"))
         self._acquire()
         try:
