@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash.policy.context import DraftSampling
 from dflash.policy.context import Proposal as ProposalKind
 
 
@@ -103,6 +104,10 @@ class Drafter(ABC):
     def open(self, lane: int) -> None:  # noqa: B027 (stateless drafters keep nothing)
         """Start a request in `lane`; whatever the lane held before is forgotten."""
 
+    def sampling_at(self, temperature: float) -> DraftSampling:
+        """How q is made in a request of this target temperature."""
+        return DraftSampling()
+
     @abstractmethod
     def propose(self, anchors: Sequence[Anchor]) -> list[Proposal]:
         """Draft one tree of the drafter's shape from each anchor."""
@@ -133,5 +138,5 @@ def entry(name: str, family: str, kind: ProposalKind, **facts: Any) -> dict[str,
     """A drafter's entry in the header, null where a family has nothing to say."""
     unknown = ("revision", "weights_digest", "config_digest", "dtype", "quantisation", "parameter_count")
     law = ("draft_temperature", "draft_top_k", "draft_top_p")
-    known: dict[str, Any] = {key: None for key in (*unknown, *law)}
+    known: dict[str, Any] = dict.fromkeys((*unknown, *law))
     return known | {"name": name, "family": family, "proposal": str(kind)} | facts

@@ -112,7 +112,7 @@ class LanguageModelDrafter(Drafter):
         self, draft: _Draft, logits: NDArray[np.float64], parent: int, depth: int, margin: float
     ) -> None:
         path = draft.paths[parent] if parent >= 0 else ()
-        law = slot_law(logits, self._sampling(draft.anchor))
+        law = slot_law(logits, self.sampling_at(draft.anchor.temperature))
         noise = self._noise(draft.anchor, path, depth, len(logits))
         siblings = draw(law, noise, self.shape.branches if depth == 1 else 1)
         if noise is not None:
@@ -132,17 +132,17 @@ class LanguageModelDrafter(Drafter):
     def _noise(
         self, anchor: Anchor, path: tuple[int, ...], depth: int, vocabulary: int
     ) -> NDArray[np.float64] | None:
-        if self._sampling(anchor).temperature == 0:
+        if self.sampling_at(anchor.temperature).temperature == 0:
             return None
         if self.kind is ProposalKind.SHARED:
             return self.noise.log_exponentials(anchor.key, anchor.position + depth)[:vocabulary]
         return np.log(draft_exponentials(anchor.key, anchor.position, depth, path, vocabulary))
 
-    def _sampling(self, anchor: Anchor) -> DraftSampling:
-        """Draft processing in a request: the best logits where the target is greedy or proposals are deterministic."""
-        greedy = anchor.temperature == 0 or self.kind is ProposalKind.DETERMINISTIC
-        temperature = anchor.temperature if self.follow_target else self.sampling.temperature
-        return replace(self.sampling, temperature=0.0 if greedy else temperature)
+    def sampling_at(self, temperature: float) -> DraftSampling:
+        """Draft processing: the best logits where the target is greedy or proposals are deterministic."""
+        greedy = temperature == 0 or self.kind is ProposalKind.DETERMINISTIC
+        followed = temperature if self.follow_target else self.sampling.temperature
+        return replace(self.sampling, temperature=0.0 if greedy else followed)
 
     def header(self) -> dict[str, Any]:
         """The model's identity and how q is made; both cuts equal a live draft."""

@@ -126,5 +126,7 @@ def _git() -> Mapping[str, Any] | None:
 
 
 def _run_git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10)
+    done = subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10
+    )
     return done.stdout.strip()

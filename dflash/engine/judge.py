@@ -27,7 +27,12 @@ class Judge:
         self.emits_choice = emits_choice
 
     def row(
-        self, anchor: Anchor, proposal: Proposal, logits: torch.Tensor, sampling: Sampling, source: Sequence[int]
+        self,
+        anchor: Anchor,
+        proposal: Proposal,
+        logits: torch.Tensor,
+        sampling: Sampling,
+        source: Sequence[int],
     ) -> Row:
         """Columns of identity, tree and target for one round; `logits` [nodes + 1, vocabulary], slot order."""
         law = target_law(logits, sampling, self.store_topk, self._noise(anchor, proposal, logits, sampling))

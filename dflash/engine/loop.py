@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ import torch
 from dflash.drafters.base import Anchor, Drafter, Proposal
 from dflash.engine.features import Fingerprint
 from dflash.engine.judge import Judge, Row
-from dflash.engine.lane import Lane, Truncation
+from dflash.engine.lane import Lane
 from dflash.engine.request import Request
 from dflash.policy.context import RuleContext
 from dflash.policy.registry import Policy
@@ -182,7 +182,9 @@ class Engine:
         anchors = [_anchor(lane) for lane in lanes]
         proposals = self.drafter.propose(anchors)
         drafted = perf_counter()
-        scored = self.trunk.score([_tree(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)])
+        scored = self.trunk.score(
+            [_tree(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)]
+        )
         verified = perf_counter()
         rows = [
             self.judge.row(anchor, proposal, seen.logits, lane.request.sampling, self._source(proposal))
@@ -203,7 +205,7 @@ class Engine:
     def _settle(self, lane: Lane, row: Row, seen: Rows) -> None:
         """Decide from the row as stored, commit the accepted path, emit."""
         rounds = Rounds.from_row(row, lane.request.key)
-        decision = self.policy.rule.decide(rounds, self.context)
+        decision = self.policy.rule.decide(rounds, self._context(lane.request))
         path, bonus = decision.path(0), int(decision.bonus[0])
         tokens = [int(row["node_token"][node]) for node in path]
         row |= {
@@ -224,6 +226,13 @@ class Engine:
         self.counters.rounds += 1
         self.counters.accepted += len(path)
         self.counters.emitted += emission.emitted
+
+    def _context(self, request: Request) -> RuleContext:
+        """What the rule must know in this request, whose temperature may differ from the run's."""
+        temperature = request.sampling.temperature
+        if temperature == self.context.temperature:
+            return self.context
+        return replace(self.context, temperature=temperature, draft=self.drafter.sampling_at(temperature))
 
     def _source(self, proposal: Proposal) -> list[int]:
         return [0] * len(proposal)

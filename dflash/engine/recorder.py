@@ -41,9 +41,10 @@ class Totals:
 class Recorder:
     """A sink of the engine that writes a draft file."""
 
-    def __init__(self, writer: DraftFileWriter, *, keep_text: bool = True) -> None:
+    def __init__(self, writer: DraftFileWriter, *, keep_text: bool = True, features: bool = False) -> None:
         self.writer = writer
         self.keep_text = keep_text
+        self.features = features
         self.totals = Totals()
         self._open: dict[int, _Open] = {}
         self._waiting: dict[int, list[pa.Table]] = {}
@@ -52,7 +53,7 @@ class Recorder:
 
     def opened(self, lane: Lane) -> None:
         """Start the rows of a lane's request."""
-        self._open[lane.index] = _Open(RequestRows(lane.request.request_id))
+        self._open[lane.index] = _Open(RequestRows(lane.request.request_id, features=self.features))
 
     def row(self, lane: Lane, row: Row) -> None:
         """Take one round."""

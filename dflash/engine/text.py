@@ -43,7 +43,9 @@ class TextStream:
         return fresh
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         return text
 
 

@@ -126,7 +126,13 @@ class TrunkModel:
 
     @torch.inference_mode()
     def _call(
-        self, batch: Sequence[LaneRows], firsts: Sequence[int], lanes: Tensor, width: int, extent: int, last_only: bool
+        self,
+        batch: Sequence[LaneRows],
+        firsts: Sequence[int],
+        lanes: Tensor,
+        width: int,
+        extent: int,
+        last_only: bool,
     ) -> list[Rows]:
         ids = np.zeros((len(batch), width), dtype=np.int64)
         positions = np.zeros_like(ids)

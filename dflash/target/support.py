@@ -27,14 +27,18 @@ def check_config(name: str, config: Any) -> None:
         raise UnsupportedArchitecture(name, "it is an encoder-decoder; only decoders are scored as trees")
     layers = set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYERS
     if layers:
-        raise UnsupportedArchitecture(name, f"it has {', '.join(sorted(layers))} layers, whose state cannot branch")
+        raise UnsupportedArchitecture(
+            name, f"it has {', '.join(sorted(layers))} layers, whose state cannot branch"
+        )
     stateful = [field for field in _STATEFUL if getattr(text, field, None) is not None]
     if stateful:
         raise UnsupportedArchitecture(name, f"it has recurrent state ({stateful[0]}), which cannot branch")
     if getattr(text, "attn_logit_softcapping", None) is not None:
         raise UnsupportedArchitecture(name, "its attention logits are soft-capped, which sdpa cannot do")
     if getattr(text, "kv_lora_rank", None) is not None:
-        raise UnsupportedArchitecture(name, "it uses multi-head latent attention, whose cache is not per head")
+        raise UnsupportedArchitecture(
+            name, "it uses multi-head latent attention, whose cache is not per head"
+        )
 
 
 @torch.inference_mode()
@@ -62,7 +66,11 @@ def self_test(name: str, model: Any) -> float:
         while node >= 0:
             path.insert(0, nodes[node])
             node = _TREE[node]
-        plain = model(input_ids=torch.tensor([trunk + path], device=device), use_cache=False).logits[0, -1].float()
+        plain = (
+            model(input_ids=torch.tensor([trunk + path], device=device), use_cache=False)
+            .logits[0, -1]
+            .float()
+        )
         worst = max(worst, float((plain - logits[leaf]).abs().max()))
         largest = max(largest, float(plain.abs().max()))
     allowed = largest * (1e-4 if logits_are_exact(model) else 5e-2)

@@ -1,0 +1,147 @@
+"""`dflash record`: run a speculative decoder on live prompts and write a draft file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash.cli.options import FiniteFloat, json_option
+
+_LIMIT = 2**31 - 1
+
+
+@click.command()
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
+@click.option(
+    "--prompts", "prompt_file", metavar="FILE|-", help="Text lines or JSON Lines (.gz, .zst); - is stdin."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draft file to write.  [default: dflash-<UTC time>.parquet]",
+)
+@click.option(
+    "--target", default="default", show_default=True, help="Catalogue name, hub id, folder or GGUF file."
+)
+@click.option(
+    "--target-quant",
+    type=click.Choice(["none", "int8", "int4", "fp8"]),
+    default="none",
+    show_default=True,
+    help="Weight-only quantisation of the target.",
+)
+@click.option("--drafter", default="ngram", show_default=True, help="ngram, self or none.")
+@click.option(
+    "--proposal",
+    type=click.Choice(["deterministic", "shared", "independent"]),
+    help="Law of drafted tokens at a temperature above 0.  [default: what the rule wants]",
+)
+@click.option(
+    "--policy",
+    default="match",
+    show_default=True,
+    help="Acceptance policy, NAME:key=value,...; see `dflash policies`.",
+)
+@click.option(
+    "-P", "pairs", multiple=True, metavar="KEY=VALUE", help="One more parameter of the policy; repeatable."
+)
+@click.option(
+    "--length",
+    type=click.IntRange(0, 128),
+    default=5,
+    show_default=True,
+    help="Largest depth of a draft; 0 is plain decoding.",
+)
+@click.option(
+    "--branches", type=click.IntRange(1, 64), default=2, show_default=True, help="Most branches of a draft."
+)
+@click.option(
+    "--temperature",
+    type=FiniteFloat(0.0, 100.0),
+    default=0.0,
+    show_default=True,
+    help="Of the target; 0 is greedy.",
+)
+@click.option(
+    "--top-k",
+    type=click.IntRange(0, _LIMIT),
+    default=0,
+    show_default=True,
+    help="Of the target; 0 cuts nothing.",
+)
+@click.option(
+    "--top-p",
+    type=FiniteFloat(0.0, 1.0, open_minimum=True),
+    default=1.0,
+    show_default=True,
+    help="Of the target; 1 cuts nothing.",
+)
+@click.option(
+    "--draft-temperature", type=FiniteFloat(0.0, 100.0), help="Of the drafter.  [default: the target's]"
+)
+@click.option(
+    "--draft-top-k",
+    type=click.IntRange(0, _LIMIT),
+    default=8,
+    show_default=True,
+    help="Of the drafter; 0 cuts nothing.",
+)
+@click.option(
+    "--draft-top-p",
+    type=FiniteFloat(0.0, 1.0, open_minimum=True),
+    default=1.0,
+    show_default=True,
+    help="Of the drafter.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Of all noise.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1, _LIMIT),
+    default=128,
+    show_default=True,
+    help="Longest answer, in tokens.",
+)
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable.")
+@click.option("--system", metavar="TEXT", help="System message of prompts that bring none.")
+@click.option("--raw", is_flag=True, help="Send text as it is, without the chat template.")
+@click.option("--skip-bad", is_flag=True, help="Leave bad lines of a file out instead of refusing it.")
+@click.option(
+    "--lanes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Requests decoded at once."
+)
+@click.option(
+    "--features",
+    type=click.Choice(["none", "fingerprint"]),
+    default="fingerprint",
+    show_default=True,
+    help="What to keep of hidden states.",
+)
+@click.option(
+    "--store-topk",
+    type=click.IntRange(2, 1024),
+    default=16,
+    show_default=True,
+    help="Top logits kept a slot.",
+)
+@click.option("--device", default=None, help="Torch device.  [default: cuda if there is one, else cpu]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="[default: float32 on a CPU, else bfloat16]",
+)
+@click.option("--no-text", is_flag=True, help="Keep no prompt text in the file.")
+@click.option("--no-host", is_flag=True, help="Keep no machine name in the file.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing output.")
+@json_option
+def record(prompts: tuple[str, ...], prompt_file: str | None, as_json: bool, **options: Any) -> int:
+    """Decode prompts speculatively and keep the scratch paper.
+
+    Prompts are words on the command line, lines of --prompts, or typed at a terminal. The answer to a prompt given
+    as words is streamed to stdout; what was drafted, judged and accepted goes to the draft file.
+    """
+    # models are heavy to import: `record --help` does without
+    from dflash.cli.record_run import run
+
+    return run(prompts, prompt_file, as_json, options)

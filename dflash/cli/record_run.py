@@ -1,0 +1,211 @@
+"""What `dflash record` does with its options: read prompts, load, decode, say what came of it."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash.cli.outcome import Exit
+from dflash.cli.output import emit, level, stages, talk, warn
+from dflash.drafters.base import ProposalKind
+from dflash.engine.chat import ChatConversation, Defaults
+from dflash.engine.prompts import check_prompts, read_prompt_file, read_prompt_stream, text_prompt, with_ids
+from dflash.engine.session import Entry, Recording, RecordSettings, Session, check_output, summary
+from dflash.errors import UsageError
+from dflash.policy.registry import parse_policy
+from dflash.target.load import Target, load_target
+from dflash.target.sampling import Sampling
+
+
+def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options: Mapping[str, Any]) -> int:
+    """Record; returns the exit code."""
+    if prompts and prompt_file:
+        raise UsageError("Expected prompts as words or in --prompts, found both.")
+    settings = _settings(options)
+    typed = not prompts and prompt_file is None
+    stream = prompt_file == "-" or typed
+    entries = _entries(prompts, prompt_file)
+    if not stream:
+        entries = _checked(entries, options["skip_bad"])
+    check_output(settings.output, settings.overwrite)
+    session = Session(_load(options), settings)
+    conversations = session.conversations(entries)
+    if not stream:
+        conversations = iter(list(session.conversations(entries, check=not options["skip_bad"])))
+    answering = (bool(prompts) or typed) and not as_json
+    with _interrupts(session) as waiting:
+        recording = session.record(
+            waiting(conversations) if stream else conversations,
+            _write if answering else None,
+            _separator(answering),
+        )
+    return _close(recording, as_json)
+
+
+def _settings(options: Mapping[str, Any]) -> RecordSettings:
+    pairs = dict(_pair(text) for text in options["pairs"])
+    defaults = Defaults(
+        sampling=Sampling(options["temperature"], options["top_k"], options["top_p"]),
+        seed=options["seed"],
+        max_new_tokens=options["max_new_tokens"],
+        stop=_stops(options["stop"]),
+        system=options["system"],
+        raw=options["raw"],
+    )
+    drafter = "none" if options["length"] == 0 else options["drafter"]
+    proposal = options["proposal"]
+    return RecordSettings(
+        output=options["output"] or Path(f"dflash-{datetime.now(UTC):%Y%m%d-%H%M%S}.parquet"),
+        drafter=drafter,
+        policy=parse_policy(options["policy"], pairs),
+        defaults=defaults,
+        length=options["length"],
+        branches=options["branches"],
+        proposal=ProposalKind(proposal) if proposal else None,
+        draft_temperature=options["draft_temperature"],
+        draft_top_k=options["draft_top_k"],
+        draft_top_p=options["draft_top_p"],
+        store_topk=options["store_topk"],
+        features=options["features"] != "none",
+        lanes=options["lanes"],
+        keep_text=not options["no_text"],
+        keep_host=not options["no_host"],
+        overwrite=options["overwrite"],
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals and value):
+        raise UsageError(f"Expected -P KEY=VALUE, found {text!r}.")
+    return key, value
+
+
+def _stops(stops: Sequence[str]) -> tuple[str, ...]:
+    if "" in stops:
+        raise UsageError("Expected --stop to be some text, found an empty one.")
+    return tuple(stops)
+
+
+def _entries(prompts: Sequence[str], prompt_file: str | None) -> Iterator[Entry]:
+    if prompts:
+        return with_ids(text_prompt(text) for text in prompts)
+    if prompt_file is None:
+        return with_ids(_typed() if sys.stdin.isatty() else read_prompt_stream(sys.stdin.buffer))
+    if prompt_file == "-":
+        return with_ids(read_prompt_stream(sys.stdin.buffer))
+    return with_ids(read_prompt_file(Path(prompt_file)))
+
+
+def _typed() -> Iterator[Entry]:
+    """Prompts from a person at a terminal, until the end of input."""
+    talk("Type a prompt and press Enter; Ctrl-D ends.")
+    while True:
+        if level() > 0:
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield text_prompt(line.rstrip("\n"), "the terminal")
+
+
+def _checked(entries: Iterator[Entry], skip_bad: bool) -> Iterator[Entry]:
+    checked = check_prompts(entries, skip_bad=skip_bad)
+    for error in checked.refused:
+        warn(str(error))
+    return iter(checked.prompts)
+
+
+def _load(options: Mapping[str, Any]) -> Target:
+    device = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"Expected a torch device that is here, found {device!r}: {str(error).splitlines()[0]}"
+        ) from error
+    with stages() as report:
+        return load_target(
+            options["target"],
+            device=device,
+            dtype=options["dtype"],
+            quantisation=options["target_quant"],
+            progress=report,
+        )
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _separator(answering: bool) -> Callable[[Any], None]:
+    return lambda lane: _write("\n") if answering else None
+
+
+@contextmanager
+def _interrupts(
+    session: Session,
+) -> Iterator[Callable[[Iterator[ChatConversation]], Iterator[ChatConversation]]]:
+    """Ctrl-C ends the run after the round in progress; a second one, or one while waiting for input, at once."""
+    state = {"waiting": False}
+
+    def handler(number: int, frame: Any) -> None:
+        if state["waiting"] or session.stop.is_set():
+            raise KeyboardInterrupt
+        session.stop.set()
+
+    def waiting(conversations: Iterator[ChatConversation]) -> Iterator[ChatConversation]:
+        while True:
+            state["waiting"] = True
+            try:
+                conversation = next(conversations, None)
+            finally:
+                state["waiting"] = False
+            if conversation is None:
+                return
+            yield conversation
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield waiting
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _close(recording: Recording, as_json: bool) -> int:
+    for error in recording.lost:
+        warn(f"left out: {error}")
+    document = summary(recording)
+    if as_json:
+        emit(document, True, lambda console: None)
+    else:
+        _say(document)
+    if recording.interrupted:
+        return Exit.INTERRUPTED
+    return Exit.LOST if recording.lost else Exit.DONE
+
+
+def _say(document: Mapping[str, Any]) -> None:
+    tau = (
+        "no live rounds"
+        if document["tau"] is None
+        else f"tau {document['tau']:.2f} (accepted + 1 a live round)"
+    )
+    file = shlex.quote(document["file"])
+    talk(
+        f"{document['tokens']} tokens, {tau}, {document['tokens_per_second']:.1f} tokens/s, "
+        f"{document['file']} ({document['bytes'] / 1e3:.0f} kB), digest {document['content_digest'][:12]}"
+    )
+    talk(f"replay: dflash replay {file} --policy match --policy threshold:t=0.7")
+    talk(f"look:   dflash info {file}")

@@ -1,0 +1,264 @@
+"""A recording session: load the models, decode the prompts, leave a draft file."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from dflash.drafters.base import Drafter, DraftShape, ProposalKind
+from dflash.drafters.build import DraftSettings, build_drafter, check_drafter
+from dflash.draftfile.publish import Publication
+from dflash.draftfile.writer import DraftFileWriter, Published
+from dflash.engine.chat import ChatConversation, Defaults, Ordinals
+from dflash.engine.features import Fingerprint, default_taps
+from dflash.engine.header import RunSettings, build_header, q_complete
+from dflash.engine.judge import Judge
+from dflash.engine.lane import Lane
+from dflash.engine.loop import Engine
+from dflash.engine.prompt import Prompt
+from dflash.engine.prompt_errors import PromptError
+from dflash.engine.recorder import Recorder, Totals
+from dflash.errors import UsageError
+from dflash.policy.context import DraftSampling, RuleContext
+from dflash.policy.registry import Policy
+from dflash.target.load import Target
+from dflash.target.model import TrunkModel
+from dflash.target.noise import TargetNoise
+
+Entry = Prompt | PromptError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSettings:
+    """All that `dflash record` fixes beside the target and the prompts."""
+
+    output: Path
+    drafter: str
+    policy: Policy
+    defaults: Defaults
+    length: int
+    branches: int
+    proposal: ProposalKind | None = None
+    draft_temperature: float | None = None
+    draft_top_k: int = 8
+    draft_top_p: float = 1.0
+    store_topk: int = 16
+    features: bool = True
+    lanes: int = 1
+    keep_text: bool = True
+    keep_host: bool = True
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        check_drafter(self.drafter)
+        shape = self.policy.shape
+        for name, asked, bound in (
+            ("length", shape.length, self.length),
+            ("branches", shape.branches, self.branches),
+        ):
+            if asked is not None and asked > bound:
+                raise UsageError(
+                    f"The policy asks for {name} {asked}, expected at most {bound}; raise --{name}."
+                )
+
+    @property
+    def live_shape(self) -> DraftShape:
+        """What live rounds draft: the policy's shape, or the largest."""
+        shape = self.policy.shape
+        return DraftShape(
+            self.length if shape.length is None else shape.length,
+            self.branches if shape.branches is None else shape.branches,
+        )
+
+    @property
+    def kind(self) -> ProposalKind:
+        """The proposal kind: drawn on shared noise for rules that emit choices, on its own for others."""
+        temperature = self.defaults.sampling.temperature
+        if self.drafter in ("ngram", "none") or temperature == 0 or self.draft_temperature == 0:
+            return ProposalKind.DETERMINISTIC
+        if self.proposal is not None:
+            return self.proposal
+        return ProposalKind.INDEPENDENT if self.policy.rule.name == "speculative" else ProposalKind.SHARED
+
+    @property
+    def draft_sampling(self) -> DraftSampling:
+        """How q is made; the target's temperature unless one was given."""
+        temperature = self.draft_temperature
+        if temperature is None:
+            temperature = self.defaults.sampling.temperature
+        return DraftSampling(temperature, self.draft_top_k, self.draft_top_p)
+
+
+@dataclass(slots=True)
+class Recording:
+    """What a session left behind."""
+
+    published: Published
+    totals: Totals
+    seconds: float
+    interrupted: bool
+    lost: list[PromptError] = field(default_factory=list)
+
+
+def check_output(path: Path, overwrite: bool) -> None:
+    """Refuse an output that could not be written, before any model is loaded.
+
+    Raises:
+        OutputExists, OutputBusy, FolderNotWritable: see `draftfile.publish.Publication`.
+    """
+    Publication(path, overwrite=overwrite).discard()
+
+
+class Session:
+    """The parts of one recording, wired together."""
+
+    def __init__(self, target: Target, settings: RecordSettings) -> None:
+        self.target = target
+        self.settings = settings
+        self.stop = threading.Event()
+        self.lost: list[PromptError] = []
+        self._reader_left = False
+        self._ordinals = Ordinals()
+        vocabulary = int(target.model.config.get_text_config().vocab_size)
+        self.noise = TargetNoise(vocabulary, keep=64 * settings.lanes)
+        self.drafter = self._drafter()
+        self.taps = self._taps()
+        self.trunk = TrunkModel(target.model, settings.lanes, 1024, self.taps)
+        self.engine = self._engine()
+
+    def conversations(self, entries: Iterable[Entry], *, check: bool = False) -> Iterator[ChatConversation]:
+        """Prompts ready to decode; what cannot be used goes to `lost`, or is raised if `check` is set."""
+        order = 0
+        for entry in entries:
+            try:
+                if isinstance(entry, PromptError):
+                    raise entry
+                conversation = ChatConversation(
+                    order, entry, self.target, self.settings.defaults, self._ordinals, self.lost.append
+                )
+            except PromptError as error:
+                if check:
+                    raise
+                self.lost.append(error)
+                continue
+            order += 1
+            yield conversation
+
+    def record(
+        self,
+        conversations: Iterable[ChatConversation],
+        on_text: Callable[[str], None] | None = None,
+        on_request: Callable[[Lane], None] = lambda lane: None,
+    ) -> Recording:
+        """Decode, and publish what was recorded: all of it, or up to where `stop` was set or the reader left.
+
+        Raises:
+            BrokenPipeError: The reader of the streamed text left; the file is finished first.
+        """
+        settings = self.settings
+        header = build_header(self.target, self.drafter, self._run_settings())
+        started = perf_counter()
+        with DraftFileWriter(
+            settings.output, header, run_id=secrets.token_hex(8), overwrite=settings.overwrite
+        ) as writer:
+            recorder = Recorder(writer, keep_text=settings.keep_text, features=bool(self.taps))
+            tell = None if on_text is None else self._guarded(on_text)
+            try:
+                for lane in self.engine.run(conversations, recorder, tell, self.stop.is_set):
+                    on_request(lane)
+            except KeyboardInterrupt:
+                self.stop.set()
+            interrupted = self.stop.is_set()
+            published = recorder.finish("interrupted" if interrupted else "finished")
+        if self._reader_left:
+            raise BrokenPipeError
+        return Recording(published, recorder.totals, perf_counter() - started, interrupted, self.lost)
+
+    def _guarded(self, on_text: Callable[[str], None]) -> Callable[[str], None]:
+        """`on_text`, but a reader that left stops the run between two rounds instead of inside of one."""
+
+        def tell(text: str) -> None:
+            try:
+                on_text(text)
+            except BrokenPipeError:
+                self._reader_left = True
+                self.stop.set()
+
+        return tell
+
+    def _drafter(self) -> Drafter:
+        settings = self.settings
+        draft = DraftSettings(
+            settings.live_shape,
+            settings.kind,
+            settings.draft_sampling,
+            settings.draft_temperature is None,
+            settings.store_topk,
+            settings.lanes,
+            1024,
+        )
+        return build_drafter(settings.drafter, self.target, self.noise, draft)
+
+    def _taps(self) -> tuple[int, ...]:
+        layers = int(self.target.model.config.get_text_config().num_hidden_layers)
+        return default_taps(layers) if self.settings.features else ()
+
+    def _engine(self) -> Engine:
+        settings = self.settings
+        hidden = int(self.target.model.config.get_text_config().hidden_size)
+        draft_topk = settings.draft_top_k or None
+        context = RuleContext(
+            temperature=settings.defaults.sampling.temperature,
+            proposal=self.drafter.kind,
+            q_complete=q_complete(self.drafter, draft_topk, settings.store_topk),
+            draft=settings.draft_sampling,
+            recorded_rule=settings.policy.rule.name,
+        )
+        emits_choice = settings.policy.rule.name != "speculative"
+        fingerprint = Fingerprint(self.taps, hidden, self.target.device) if self.taps else None
+        judge = Judge(self.noise, settings.store_topk, emits_choice)
+        return Engine(self.target, self.trunk, self.drafter, settings.policy, context, judge, fingerprint)
+
+    def _run_settings(self) -> RunSettings:
+        settings, defaults = self.settings, self.settings.defaults
+        return RunSettings(
+            sampling=defaults.sampling,
+            seed=defaults.seed,
+            policy=settings.policy,
+            length=settings.length,
+            branches=settings.branches,
+            lanes=settings.lanes,
+            store_topk=settings.store_topk,
+            taps=self.taps,
+            keep_host=settings.keep_host,
+        )
+
+
+def speed(recording: Recording) -> float:
+    """Committed tokens a second over the whole session, prefill included."""
+    return recording.totals.emitted / recording.seconds if recording.seconds else 0.0
+
+
+def summary(recording: Recording) -> dict[str, Any]:
+    """The facts of the closing line, as the `dflash.record/1` document has them."""
+    totals, published = recording.totals, recording.published
+    return {
+        "schema": "dflash.record/1",
+        "file": str(published.path),
+        "content_digest": published.content_digest,
+        "run_status": "interrupted" if recording.interrupted else "finished",
+        "requests": totals.requests,
+        "rounds": totals.rounds,
+        "tokens": totals.emitted,
+        "tau": totals.tau,
+        "seconds": recording.seconds,
+        "tokens_per_second": speed(recording),
+        "finish": totals.finish,
+        "lost": [str(error) for error in recording.lost],
+        "bytes": published.bytes,
+    }
