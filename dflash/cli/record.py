@@ -138,8 +138,8 @@ _LIMIT = 2**31 - 1
 def record(prompts: tuple[str, ...], prompt_file: str | None, as_json: bool, **options: Any) -> int:
     """Decode prompts speculatively and keep the scratch paper.
 
-    Prompts are words on the command line, lines of --prompts, or typed at a terminal. The answer to a prompt given
-    as words is streamed to stdout; what was drafted, judged and accepted goes to the draft file.
+    Prompts are words on the command line, lines of --prompts, or typed at a terminal. The answer to a prompt
+    given as words is streamed to stdout; what was drafted, judged and accepted goes to the draft file.
     """
     # models are heavy to import: `record --help` does without
     from dflash.cli.record_run import run

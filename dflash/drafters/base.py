@@ -1,4 +1,5 @@
-"""The one small base of all drafter families: an anchor goes in, a proposal (a tree with its law) comes out."""
+"""The one small base of all drafter families: an anchor goes in, a proposal (a tree with its law) comes out.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ class DraftShape:
 class Anchor:
     """Where to draft from: a lane, the newest committed token's position, and the request's noise key.
 
-    `trunk` is the prompt and every committed token; a drafter reads trunk[: position + 1] and nothing after it.
-    `temperature` is the target's in this request.
+    `trunk` is the prompt and every committed token; a drafter reads trunk[: position + 1] and nothing after
+    it. `temperature` is the target's in this request.
     """
 
     lane: int
@@ -39,7 +40,9 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class SlotLaw:
-    """q at one expanded slot: `tokens` [m] in order of probability and `log_q` [m]; nothing else can be drawn."""
+    """q at one expanded slot: `tokens` [m] in order of probability and `log_q` [m]; nothing else can be
+    drawn.
+    """
 
     tokens: NDArray[np.int64]
     log_q: NDArray[np.float64]
@@ -49,8 +52,8 @@ class SlotLaw:
 class Proposal:
     """A drafted tree: parents before children, siblings in proposal order, one entry a node in each list.
 
-    `law` holds q by parent (-1 = anchor) where tokens were drawn; `lse`, `topk_tokens` and `topk_logits` hold what a
-    drafter saw at each slot that it expanded, by the same key.
+    `law` holds q by parent (-1 = anchor) where tokens were drawn; `lse`, `topk_tokens` and `topk_logits` hold
+    what a drafter saw at each slot that it expanded, by the same key.
     """
 
     tokens: list[int] = field(default_factory=list)

@@ -31,11 +31,11 @@ class _Draft:
 
 
 class LanguageModelDrafter(Drafter):
-    """Branches share the trunk's keys and values, then each holds its own chain (speculative decoding's drafter).
+    """Branches share the trunk's keys and values up to the fork, then each holds its own chain.
 
-    Siblings at the anchor are the best of one race, so they are drawn without replacement; deeper nodes are single
-    draws. `shared` races run on the target's noise at the token's position, `independent` ones on noise keyed by the
-    anchor, `deterministic` ones take the largest logits.
+    Siblings at the anchor are the best of one race, so they are drawn without replacement; deeper nodes are
+    single draws. `shared` races run on the target's noise at the token's position, `independent` ones on
+    noise keyed by the anchor, `deterministic` ones take the largest logits.
     """
 
     family = "model"

@@ -1,4 +1,5 @@
-"""Prompt lookup: the continuations of the latest earlier occurrences of the trunk's last tokens (no model)."""
+"""Prompt lookup: the continuations of the latest earlier occurrences of the trunk's last tokens (no model).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, Proposal
 class NgramDrafter(Drafter):
     """Branches are the distinct next tokens after the longest matching suffix, most recent occurrence first.
 
-    Each branch is a chain that copies what followed its occurrence. Branches differ in their first token, so a
-    shorter or narrower draft is the recorded one, cut. Longer suffixes win over shorter ones (prompt lookup
+    Each branch is a chain that copies what followed its occurrence. Branches differ in their first token, so
+    a shorter or narrower draft is the recorded one, cut. Longer suffixes win over shorter ones (prompt lookup
     decoding; `longest` and `shortest` are the suffix lengths tried).
     """
 

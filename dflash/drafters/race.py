@@ -23,7 +23,8 @@ class Sibling(NamedTuple):
 
 
 def slot_law(logits: Floats, sampling: DraftSampling) -> SlotLaw:
-    """q of one slot from raw draft logits [vocabulary]: temperature, top-k, then top-p; ties to the lowest id.
+    """q of one slot from raw draft logits [vocabulary]: temperature, top-k, then top-p; ties to the lowest
+    id.
 
     At temperature 0 the "law" is the ranking alone: log q holds the raw logits of the top-k.
     """
@@ -50,8 +51,9 @@ def _top(logits: Floats, width: int) -> NDArray[np.int64]:
 def draw(law: SlotLaw, log_exponentials: Floats | None, count: int) -> list[Sibling]:
     """The `count` winners of log q - log E among the law's tokens, in race order.
 
-    `log_exponentials` [vocabulary] is the noise of the slot, or None to take the best by logit (a deterministic
-    proposal: log q is 0). Each later sibling's log q is conditional on the earlier ones being out.
+    `log_exponentials` [vocabulary] is the noise of the slot, or None to take the best by logit (a
+    deterministic proposal: log q is 0). Each later sibling's log q is conditional on the earlier ones being
+    out.
     """
     score = law.log_q if log_exponentials is None else law.log_q - log_exponentials[law.tokens]
     order = np.lexsort((law.tokens, -score))

@@ -1,4 +1,5 @@
-"""Prompts become requests: chat template, turns with the model's own answers, noise ordinals, context window."""
+"""Prompts become requests: chat template, turns with the model's own answers, noise ordinals, context window.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +158,8 @@ class ChatConversation:
         if len(tokens) >= self.target.window:
             raise PromptTooLong(
                 self.prompt.place,
-                f"expected a prompt under the context window of {self.target.window} tokens, found {len(tokens)}.",
+                f"expected a prompt under the context window of {self.target.window} tokens, "
+                f"found {len(tokens)}.",
             )
         self._messages = spoken
         return text, list(tokens)

@@ -1,4 +1,6 @@
-"""Fingerprints of hidden states: a fixed random projection to 16 floats a token, for drift audits at little cost."""
+"""Fingerprints of hidden states: a fixed random projection to 16 floats a token, for drift audits at little
+cost.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _KEY = (0xDF1A5401, 0x00000001)
 
 
 def projection(width: int) -> NDArray[np.float32]:
-    """Random signs over sqrt(width), shape [width, 16]; row t takes Philox counter (t, 0, 0, 0), one bit a column."""
+    """Random signs over sqrt(width), shape [width, 16]; row t takes Philox counter (t, 0, 0, 0), one bit a
+    column.
+    """
     counter = np.zeros((width, 4), dtype=np.uint32)
     counter[:, 0] = np.arange(width)
     words = philox4x32(counter, np.array(_KEY, dtype=np.uint32))

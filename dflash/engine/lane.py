@@ -71,7 +71,9 @@ class Lane:
         return self.finish is not Truncation.NONE
 
     def emit(self, tokens: Sequence[int]) -> Emission:
-        """Commit a round's tokens one by one, exactly as plain decoding would, until one of them ends the answer."""
+        """Commit a round's tokens one by one, exactly as plain decoding would, until one of them ends the
+        answer.
+        """
         for count, token in enumerate(tokens, start=1):
             self.trunk.append(token)
             if (reason := self._ends_with(token)) is not Truncation.NONE:

@@ -1,4 +1,5 @@
-"""The speculative loop: draft a tree, score it in one target forward, accept, commit, emit, record the round."""
+"""The speculative loop: draft a tree, score it in one target forward, accept, commit, emit, record the round.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +98,9 @@ class Engine:
     ) -> Iterator[Lane]:
         """Decode every request of every conversation; yields each lane as its request ends.
 
-        Between rounds `stopping` is asked whether to give up. Then, and when the generator is closed or an exception
-        passes through it, the open requests are interrupted and handed to the sink with what they have.
+        Between rounds `stopping` is asked whether to give up. Then, and when the generator is closed or an
+        exception passes through it, the open requests are interrupted and handed to the sink with what they
+        have.
         """
         source = iter(conversations)
         busy: dict[int, tuple[Lane, Conversation]] = {}

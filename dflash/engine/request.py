@@ -14,8 +14,8 @@ from dflash.target.sampling import Sampling
 class Request:
     """One prompt and how to continue it.
 
-    `ordinal` counts identical prompts before this one in the whole prompt list; with the seed and the prompt it
-    determines the noise key. `order` is the place of its prompt in the list.
+    `ordinal` counts identical prompts before this one in the whole prompt list; with the seed and the prompt
+    it determines the noise key. `order` is the place of its prompt in the list.
     """
 
     request_id: str

@@ -1,4 +1,6 @@
-"""What would be emitted if a node and its earlier siblings failed, and the mass that block verification needs."""
+"""What would be emitted if a node and its earlier siblings failed, and the mass that block verification
+needs.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,10 @@ def residual_columns(
 ) -> dict[str, Any]:
     """`node_residual_mass` and `node_residual_token` [nodes].
 
-    The mass is Σ_v max(0, P p(v) - q(v)) at the parent's slot, with q the law that the node was drawn from and P the
-    capped ratio along the path to the parent (Sun et al. 2403.10444); it does not exist for deterministic q or at
-    temperature 0. The token is the choice at the parent's slot for rules that emit choices.
+    The mass is Σ_v max(0, P p(v) - q(v)) at the parent's slot, with q the law that the node was drawn from
+    and P the capped ratio along the path to the parent (Sun et al. 2403.10444); it does not exist for
+    deterministic q or at temperature 0. The token is the choice at the parent's slot for rules that emit
+    choices.
     """
     choices = row["slot_choice"]
     tokens = np.array([choices[parent + 1] for parent in proposal.parents], dtype=np.int32)

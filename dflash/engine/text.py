@@ -9,10 +9,11 @@ _HALF = "�"
 
 
 class TextStream:
-    """Decodes a growing answer. `text` holds what is certain: a character split over tokens waits for its rest.
+    """Decodes a growing answer. `text` holds what is certain: a character split over tokens waits for its
+    rest.
 
-    Decoding works on a window of recent tokens whose start moves on once the text before it is settled, so each
-    token costs the same however long the answer is.
+    Decoding works on a window of recent tokens whose start moves on once the text before it is settled, so
+    each token costs the same however long the answer is.
     """
 
     def __init__(self, tokenizer: Any) -> None:

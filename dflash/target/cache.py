@@ -10,10 +10,12 @@ from transformers import Cache
 
 
 class TrunkCache(Cache):
-    """Keys and values of several lanes: rows [0, length) are the trunk, the rows after it are scratch for nodes.
+    """Keys and values of several lanes: rows [0, length) are the trunk, the rows after it are scratch for
+    nodes.
 
-    Shapes: one tensor of keys and one of values a layer, each [lanes, kv heads, capacity, head dim], allocated at the
-    first update. `stage` says which rows the next forward writes; `update` returns every row below `extent`.
+    Shapes: one tensor of keys and one of values a layer, each [lanes, kv heads, capacity, head dim],
+    allocated at the first update. `stage` says which rows the next forward writes; `update` returns every row
+    below `extent`.
     """
 
     def __init__(self, lanes: int, capacity: int) -> None:
@@ -27,13 +29,16 @@ class TrunkCache(Cache):
         self._extent = 0
 
     def stage(self, lanes: Tensor, rows: Tensor, extent: int) -> None:
-        """Announce the rows of the next forward: `lanes` [n], `rows` [n, width]; attention sees rows < `extent`."""
+        """Announce the rows of the next forward: `lanes` [n], `rows` [n, width]; attention sees rows <
+        `extent`.
+        """
         self._lanes, self._rows, self._extent = lanes, rows, extent
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Scatter [n, kv heads, width, head dim] to the staged rows; return what the queries may attend to."""
+        """Scatter [n, kv heads, width, head dim] to the staged rows; return what the queries may attend to.
+        """
         return (
             self._store(self.keys, key_states, layer_idx),
             self._store(self.values, value_states, layer_idx),

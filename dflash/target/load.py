@@ -26,8 +26,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Target:
     """A loaded target model with its tokenizer and identity.
 
-    `identity` and `tokenizer_identity` are the header's entries; `eos` the tokens that end an answer; `window` the
-    longest prompt plus answer; `tie_tolerance` in raw logits.
+    `identity` and `tokenizer_identity` are the header's entries; `eos` the tokens that end an answer;
+    `window` the longest prompt plus answer; `tie_tolerance` in raw logits.
     """
 
     name: str
@@ -131,7 +131,8 @@ def _source(name: str, progress: Progress) -> _Source:
 
 
 def _hub_reachable() -> bool:
-    """Whether the hub's name resolves; asked first because the hub client retries for half a minute offline."""
+    """Whether the hub's name resolves; asked first because the hub client retries for half a minute offline.
+    """
     host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname
     try:
         socket.getaddrinfo(host, 443)
@@ -155,7 +156,10 @@ def _not_on_hub(name: str, source: _Source, error: Exception) -> str:
     where = "the hub cannot be reached and its cache has no such model"
     if not source.arguments["local_files_only"]:
         where = f"the hub says: {_first_line(error)}"
-    return f"No model {name!r}: there is no such folder here, and {where}. `dflash models list` shows what is at hand."
+    return (
+        f"No model {name!r}: there is no such folder here, and {where}. "
+        "`dflash models list` shows what is at hand."
+    )
 
 
 def _first_line(error: Exception) -> str:

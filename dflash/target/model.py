@@ -19,7 +19,8 @@ PREFILL_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one forward said about one lane: `logits` [w, vocabulary] and `taps` [w, taps x hidden] (or None)."""
+    """What one forward said about one lane: `logits` [w, vocabulary] and `taps` [w, taps x hidden] (or None).
+    """
 
     logits: Tensor
     taps: Tensor | None
@@ -42,8 +43,8 @@ def cache_keyword(model: torch.nn.Module) -> str:
 class TrunkModel:
     """The one interface to a language model: append to a trunk, score a tree on it, commit a path.
 
-    A lane's trunk is computed once. Nodes live in scratch rows behind it, see the trunk and their own ancestors
-    only, and become trunk by `commit`, which copies the accepted rows and nothing else.
+    A lane's trunk is computed once. Nodes live in scratch rows behind it, see the trunk and their own
+    ancestors only, and become trunk by `commit`, which copies the accepted rows and nothing else.
     """
 
     def __init__(self, model: Any, lanes: int = 1, capacity: int = 1024, taps: Sequence[int] = ()) -> None:
@@ -80,7 +81,9 @@ class TrunkModel:
         self.scratch[lane].ancestors.clear()
 
     def append(self, lane: int, tokens: Sequence[int]) -> Rows:
-        """Extend the trunk by `tokens` [m]; logits [1, vocabulary] of the last one, taps [m, taps x hidden] of all."""
+        """Extend the trunk by `tokens` [m]; logits [1, vocabulary] of the last one, taps [m, taps x hidden]
+        of all.
+        """
         if not tokens:
             raise ValueError("append needs at least one token")
         taps: list[Tensor] = []
@@ -98,7 +101,9 @@ class TrunkModel:
         return self._forward(batch, last_only=False)
 
     def commit(self, lane: int, path: Sequence[int]) -> None:
-        """Make the scratch rows `path` (a root-to-node path, in order) part of the trunk; drop the other nodes."""
+        """Make the scratch rows `path` (a root-to-node path, in order) part of the trunk; drop the other
+        nodes.
+        """
         length = self.scratch[lane].length
         source = torch.tensor([length + node for node in path], dtype=torch.long, device=self.device)
         if list(path) != list(range(len(path))):

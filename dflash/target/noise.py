@@ -1,4 +1,5 @@
-"""The target's noise at absolute positions, computed once however many slots, branches and rounds look at it."""
+"""The target's noise at absolute positions, computed once however many slots, branches and rounds look at it.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ Key = tuple[int, int]
 class TargetNoise:
     """log E over the vocabulary by (request key, position); the most recent `keep` positions stay at hand.
 
-    A choice is the winner of log p - log E at its position, so every branch and every later round that reaches the
-    position meets the same noise (Daliri et al. 2408.07978).
+    A choice is the winner of log p - log E at its position, so every branch and every later round that
+    reaches the position meets the same noise (Daliri et al. 2408.07978).
     """
 
     def __init__(self, vocabulary: int, keep: int = 64) -> None:

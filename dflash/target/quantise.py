@@ -24,8 +24,9 @@ class Quantised(NamedTuple):
 def quantise(model: torch.nn.Module, method: Quantisation) -> Quantised:
     """A quantised copy of `model`; the original keeps its weights.
 
-    On a CPU int8 weights are dequantised again after quantisation (its CPU kernels are slower than fp32): the values
-    are those of the quantised model, and the digest is of the quantised tensors. int4 and fp8 need CUDA.
+    On a CPU int8 weights are dequantised again after quantisation (its CPU kernels are slower than fp32): the
+    values are those of the quantised model, and the digest is of the quantised tensors. int4 and fp8 need
+    CUDA.
 
     Raises:
         UnsupportedQuantisation: if the device has no kernels for the method.

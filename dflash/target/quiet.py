@@ -11,7 +11,9 @@ _LINES = {
 
 
 def silence_load_failures() -> None:
-    """Filter the known lines from the loggers that print them; call before transformers or torchao is imported."""
+    """Filter the known lines from the loggers that print them; call before transformers or torchao is
+    imported.
+    """
     for name, starts in _LINES.items():
         logging.getLogger(name).addFilter(_Drop(starts))
 

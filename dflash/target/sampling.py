@@ -30,9 +30,9 @@ class Sampling:
 def cut(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Lowest kept logit and the margin of the cut, both [slots], for float64 `logits` [slots, vocabulary].
 
-    Tokens are kept if their logit is at least the first result, so ties at the border are kept together. The margin
-    is in raw logits: the distance to the highest cut token or, under top-p, the smallest shift that moves the cut
-    if that is smaller; inf where nothing is cut.
+    Tokens are kept if their logit is at least the first result, so ties at the border are kept together. The
+    margin is in raw logits: the distance to the highest cut token or, under top-p, the smallest shift that
+    moves the cut if that is smaller; inf where nothing is cut.
     """
     slots, vocabulary = logits.shape
     cutoff = logits.new_full((slots,), -torch.inf)

@@ -31,9 +31,10 @@ class TargetLaw:
 
 
 def target_law(logits: Tensor, sampling: Sampling, store_topk: int, noise: Tensor | None) -> TargetLaw:
-    """Judge raw `logits` [slots, vocabulary]; `noise` [slots, vocabulary] holds log E of the race (None at T = 0).
+    """Judge raw `logits` [slots, vocabulary]; `noise`, of the same shape, holds log E (None at temperature 0).
 
-    The choice is the winner of log p - log E (Gumbel-max on shared noise, Daliri et al. 2408.07978), or the argmax.
+    The choice is the winner of log p - log E (Gumbel-max on shared noise, Daliri et al. 2408.07978), or the
+    argmax.
     """
     raw = logits.double()
     cutoff, margin = cut(raw, sampling)
@@ -62,7 +63,8 @@ def target_law(logits: Tensor, sampling: Sampling, store_topk: int, noise: Tenso
 
 
 def node_statistics(law: TargetLaw, tokens: Sequence[int], parents: Sequence[int]) -> Columns:
-    """What the target thinks of each node: log p, raw logit, and the p mass of likelier tokens, all [nodes]."""
+    """What the target thinks of each node: log p, raw logit, and the p mass of likelier tokens, all [nodes].
+    """
     if not tokens:
         empty = np.empty(0, dtype=np.float32)
         return {"node_logp": empty, "node_target_logit": empty, "node_mass_above": empty}

@@ -85,5 +85,7 @@ def logits_are_exact(model: torch.nn.Module) -> bool:
 
 
 def tie_tolerance(model: torch.nn.Module, measured: float) -> float:
-    """Raw-logit margin under which a choice is a near-tie: 1e-3 in fp32, else what the self-test measured, twice."""
+    """Raw-logit margin under which a choice is a near-tie: 1e-3 in fp32, else what the self-test measured,
+    twice.
+    """
     return 1e-3 if logits_are_exact(model) else max(1e-3, 2.0 * measured)
