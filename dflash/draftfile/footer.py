@@ -35,7 +35,16 @@ from dflash.draftfile.errors import (
     SealBroken,
     UnknownCapability,
 )
-from dflash.draftfile.metadata import MAGIC, body_digest, footer_digest, footer_start, seal
+from dflash.draftfile.metadata import (
+    BODY_DIGEST,
+    FOOTER_DIGEST,
+    MAGIC,
+    body_digest,
+    footer_digest,
+    footer_start,
+    seal,
+)
+from dflash.draftfile.summary import Summary
 
 METADATA_LIMIT = 16 << 20
 THRIFT_ITEMS = 1 << 20
@@ -66,6 +75,14 @@ class Pairs:
             return json.loads(self.text(key))
         except ValueError as error:
             raise MetadataInvalid(self.path, key, f"expected JSON ({error})") from error
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found = self.json("dflash.summary")
+        try:
+            return Summary.from_dict(found).to_dict()
+        except (KeyError, TypeError) as error:
+            raise MetadataInvalid(self.path, "dflash.summary", f"a count is missing ({error})") from error
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -142,7 +159,7 @@ def check_columns(path: Path, parquet: pq.ParquetFile, features: bool) -> pa.Sch
 
 def check_footer(path: Path, pairs: Pairs) -> None:
     """Recomputes the digest of the footer's bytes: statistics and offsets have no checksum of their own."""
-    stored = pairs.text("dflash.footer_digest")
+    stored = pairs.text(FOOTER_DIGEST)
     with path.open("rb") as file:
         found = footer_digest(file, footer_start(file), stored)
     if found != stored:
@@ -151,7 +168,7 @@ def check_footer(path: Path, pairs: Pairs) -> None:
 
 def check_body(path: Path, pairs: Pairs) -> None:
     """Recomputes the digest of all bytes before the footer; reads the whole file."""
-    stored = pairs.text("dflash.body_digest")
+    stored = pairs.text(BODY_DIGEST)
     with path.open("rb") as file:
         found = body_digest(file, footer_start(file))
     if found != stored:

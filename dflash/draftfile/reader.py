@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflash.draftfile.columns import COLUMN
-from dflash.draftfile.errors import ColumnUnknown, PageCorrupt, RowsDisagree
+from dflash.draftfile.errors import ColumnUnknown, FooterChanged, PageCorrupt, RowsDisagree
 from dflash.draftfile.footer import check_columns, check_footer, open_parquet, read_pairs
 from dflash.draftfile.header import Header
 from dflash.draftfile.invariants import check_rows
+from dflash.draftfile.metadata import CHECKSUM, CHUNK_CHECKSUMS, FOOTER_DIGEST, Chunk, checksum, group_chunks
 from dflash.draftfile.requests import check_requests
 from dflash.draftfile.view import Limits, Place
 
@@ -29,6 +30,7 @@ class DraftFile:
         capabilities: What a reader must know, `features` for one.
         column_digests: Hex SHA-256 by field id.
         lost: What a recovery could not bring back.
+        chunk_checksums: CRC-32 of every column chunk, 8 hex digits each, row group by row group.
         size: Bytes.
     """
 
@@ -46,6 +48,8 @@ class DraftFile:
     content_digest: str
     column_digests: Mapping[str, str]
     lost: object
+    chunk_checksums: str
+    footer_digest: str
     size: int
     schema: pa.Schema
 
@@ -63,15 +67,12 @@ class DraftFile:
         for name in names:
             if name not in self.schema.names:
                 raise ColumnUnknown(self.path, name, self.schema.names)
-        schema = pa.schema([self.schema.field(name) for name in names])
         limits, seen, rows = Limits.of(self.header), set[str](), 0
-        with open_parquet(self.path) as parquet:
-            for group in range(self.row_groups):
-                table = self._read_group(parquet, group, schema)
-                check_rows(table, limits, Place(self.path, group))
-                seen |= check_requests(table, seen, Place(self.path, group))
-                rows += table.num_rows
-                yield table
+        for group, table in enumerate(self._groups(names)):
+            check_rows(table, limits, Place(self.path, group))
+            seen |= check_requests(table, seen, Place(self.path, group))
+            rows += table.num_rows
+            yield table
         if rows != self.rows:
             raise RowsDisagree(f"{self.rows} rows", f"{rows}", self.path)
 
@@ -79,23 +80,37 @@ class DraftFile:
         """Compressed bytes per column group, from the footer; user columns count as `user`."""
         sizes: Counter[str] = Counter()
         with open_parquet(self.path) as parquet:
-            metadata = parquet.metadata
-            for group in range(metadata.num_row_groups):
-                for index in range(metadata.num_columns):
-                    chunk = metadata.row_group(group).column(index)
-                    column = COLUMN.get(chunk.path_in_schema.split(".")[0])
-                    sizes[column.group if column else "user"] += chunk.total_compressed_size
+            for group in range(parquet.metadata.num_row_groups):
+                for chunk in group_chunks(parquet.metadata, group):
+                    column = COLUMN.get(chunk.column)
+                    sizes[column.group if column else "user"] += chunk.size
         return dict(sizes)
+
+    def _groups(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        schema = pa.schema([self.schema.field(name) for name in names])
+        with open_parquet(self.path) as parquet, self.path.open("rb") as raw:
+            found = parquet.metadata.metadata.get(FOOTER_DIGEST.encode(), b"").decode()
+            if found != self.footer_digest:
+                raise FooterChanged(self.path, self.footer_digest, found)
+            for group in range(self.row_groups):
+                for chunk in group_chunks(parquet.metadata, group):
+                    if chunk.column in names:
+                        self._check_chunk(raw, chunk, group)
+                yield self._read_group(parquet, group, schema)
+
+    def _check_chunk(self, raw: BinaryIO, chunk: Chunk, group: int) -> None:
+        place = chunk.number * CHECKSUM
+        stored, found = self.chunk_checksums[place : place + CHECKSUM], checksum(raw, chunk)
+        if found != stored:
+            raise PageCorrupt(f"checksum {stored} of {chunk.column}", found, self.path, group)
 
     def _read_group(self, parquet: pq.ParquetFile, group: int, schema: pa.Schema) -> pa.Table:
         try:
             table = parquet.read_row_group(group, columns=schema.names)
-            table = table.select(schema.names).cast(schema)
-            table.validate(full=True)
-            return table
-        except (OSError, pa.ArrowException) as error:
+            return table.select(schema.names).cast(schema)
+        except (OSError, ValueError, pa.ArrowException) as error:
             found = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise PageCorrupt("pages that match their checksums", found, self.path, group) from error
+            raise PageCorrupt("pages that can be decoded", found, self.path, group) from error
 
 
 def open_draft_file(path: Path | str) -> DraftFile:
@@ -123,10 +138,12 @@ def open_draft_file(path: Path | str) -> DraftFile:
             requests=pairs.integer("dflash.requests"),
             row_groups=parquet.metadata.num_row_groups,
             capabilities=capabilities,
-            summary=pairs.json("dflash.summary"),
+            summary=pairs.summary,
             content_digest=pairs.text("dflash.content_digest"),
             column_digests=pairs.json("dflash.column_digests"),
             lost=pairs.json("dflash.lost") if "dflash.lost" in pairs.values else None,
+            chunk_checksums=pairs.text(CHUNK_CHECKSUMS),
+            footer_digest=pairs.text(FOOTER_DIGEST),
             size=path.stat().st_size,
             schema=schema,
         )

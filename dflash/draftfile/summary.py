@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -96,7 +96,12 @@ class Summary:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> Summary:
+    def from_dict(data: Mapping[str, Any]) -> Summary:
+        """The summary that `to_dict` gave; counts of a later writer are ignored.
+
+        Raises:
+            KeyError: A count is missing.
+        """
         return Summary(**{name: data[name] for name in Summary.__slots__})
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflash.draftfile.layout import parquet_writer
-from dflash.draftfile.metadata import FILE_DIGESTS, sealed, stamp
+from dflash.draftfile.metadata import STAMPS, sealed, stamp
 from dflash.draftfile.rows import RequestRows
 from dflash.draftfile.writer import DraftFileWriter, Published
 
@@ -234,15 +234,17 @@ def forge(
     """Copies a draft file with other pairs or rows but a right seal and right digests of its bytes."""
     raw = pq.read_metadata(source).metadata
     found = {key.decode(): value.decode() for key, value in raw.items() if key.startswith(b"dflash.")}
-    rows = table(pq.ParquetFile(source).read())
+    rows = table(pq.ParquetFile(source).read().replace_schema_metadata())
     with target.open("w+b") as file:
         writer = parquet_writer(file, rows.schema)
         writer.write_table(rows, row_group_size=max(1, rows.num_rows))
-        kept = {key: value for key, value in found.items() if key not in FILE_DIGESTS}
-        changed = pairs(kept)
-        writer.add_key_value_metadata(
-            sealed(changed) if seal else changed | dict.fromkeys(FILE_DIGESTS, "0" * 64)
-        )
+        kept = {key: value for key, value in found.items() if key not in STAMPS}
+        changed, chunks = pairs(kept), len(rows.schema)
+        stored = {key: value for key, value in changed.items() if key == "dflash.seal"}
+        wanted = sealed(changed, chunks)
+        if not seal:
+            wanted.pop("dflash.seal")
+        writer.add_key_value_metadata(wanted if seal else wanted | stored)
         writer.close()
         stamp(file)
     return target

@@ -18,14 +18,15 @@ from dflash.draftfile.header import Header, encode_header, validate_header
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 INTEGERS = st.integers(-EXACT_INTEGERS + 1, EXACT_INTEGERS - 1)
-EXACT = st.recursive(
-    st.one_of(st.none(), st.booleans(), INTEGERS, TEXT),
-    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
-)
+
+
+def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=8)
+
+
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-ANY = st.recursive(
-    st.one_of(EXACT, FINITE, st.integers()), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)
-)
+EXACT = nested(st.one_of(st.none(), st.booleans(), INTEGERS, TEXT))
+ANY = nested(st.one_of(FINITE, st.integers(), TEXT))
 
 
 @settings(deadline=None)
