@@ -17,7 +17,7 @@ _HOMES = {
     "DraftFileWriter": "dflash.draftfile.writer",
     "Policy": "dflash.policy.registry",
     "open_draft_file": "dflash.draftfile.reader",
-    "open_run": "dflash.draftfile.reader",
+    "open_run": "dflash.draftfile.run",
     "parse_policy": "dflash.policy.registry",
 }
 
@@ -28,8 +28,8 @@ def _require_linked_folders(package: Path) -> None:
     for name in ("kernels", "schemas"):
         if not (package / name).is_dir():
             raise ImportError(
-                f"dflash/{name} should be a symbolic link to the folder ../{name}, but in this copy it is not: "
-                "it was unpacked from a ZIP or cloned without symlinks. Install the wheel (pip install "
+                f"dflash/{name} should be a symbolic link to the folder ../{name}, but in this copy it is "
+                "not: it was unpacked from a ZIP or cloned without symlinks. Install the wheel (pip install "
                 "dflash-toolkit), or clone again with `git clone -c core.symlinks=true`."
             )
 

@@ -34,7 +34,7 @@ PACKAGES = (
 )
 
 
-@click.command(short_help="Show versions, devices and folders in use.")
+@click.command()
 @json_option
 def env(as_json: bool) -> None:
     """Show versions, devices and folders in use, and what is known to clash."""

@@ -21,7 +21,7 @@ SCHEMA = "dflash.models/1"
 _name = click.argument("name", default=DEFAULT.name)
 
 
-@click.group(short_help="List, fetch and remove target models.")
+@click.group()
 def models() -> None:
     """List, fetch and remove target models.
 
@@ -30,14 +30,14 @@ def models() -> None:
     """
 
 
-@models.command("list", short_help="Show the models of the catalogue.")
+@models.command("list")
 @json_option
 def list_models(as_json: bool) -> None:
     """Show the models of the catalogue, and which of them are on this machine."""
     _emit("list", [_facts(model) for model in CATALOGUE], as_json)
 
 
-@models.command("pull", short_help="Fetch a model, unless it is there.")
+@models.command("pull")
 @_name
 @json_option
 def pull_model(name: str, as_json: bool) -> None:
@@ -48,7 +48,7 @@ def pull_model(name: str, as_json: bool) -> None:
     _emit("pull", [_facts(model)], as_json)
 
 
-@models.command("path", short_help="Print the folder of a model.")
+@models.command("path")
 @_name
 @json_option
 def model_path(name: str, as_json: bool) -> None:
@@ -59,7 +59,7 @@ def model_path(name: str, as_json: bool) -> None:
     _emit("path", [_facts(model)], as_json)
 
 
-@models.command("rm", short_help="Remove a model from the cache.")
+@models.command("rm")
 @_name
 @json_option
 def remove_model(name: str, as_json: bool) -> None:

@@ -66,7 +66,7 @@ def is_present(model: PackagedModel) -> bool:
         card = json.loads((model_folder(model) / CARD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(card.get("quantisation", {}).get("source_sha256") == model.sha256)
+    return isinstance(card, dict) and card.get("quantisation", {}).get("source_sha256") == model.sha256
 
 
 def remove(model: PackagedModel) -> int:
