@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -117,15 +118,15 @@ def _weave(lengths: npt.NDArray[np.int32], elements: Bytes) -> bytes:
 
 def _elements(values: pa.Array) -> Bytes:
     """[count, 1 + width]: a validity byte and the value of each element."""
-    valid = values.is_valid().to_numpy(zero_copy_only=False)
     data = _raw(values)
-    out = np.zeros((len(values), 1 + data.shape[1]), np.uint8)
-    out[:, 0] = valid
-    out[valid, 1:] = data[valid]
-    return out
+    packed = np.empty(len(values), np.dtype([("valid", "u1"), ("value", data.dtype)]))
+    packed["valid"] = 1 if values.null_count == 0 else values.is_valid().to_numpy(zero_copy_only=False)
+    packed["value"] = data
+    return packed.view(np.uint8).reshape(len(values), packed.itemsize)
 
 
-def _raw(values: pa.Array) -> Bytes:
+def _raw(values: pa.Array) -> npt.NDArray[Any]:
+    """Little-endian numbers; zero for nulls, one NaN for every NaN."""
     kind = values.type
     if pa.types.is_boolean(kind):
         values = values.cast(pa.uint8())
@@ -134,9 +135,5 @@ def _raw(values: pa.Array) -> Bytes:
     data = values.fill_null(0).to_numpy(zero_copy_only=False)
     if data.dtype.kind == "f":
         data = np.where(np.isnan(data), data.dtype.type("nan"), data)
-    data = np.ascontiguousarray(data, data.dtype.newbyteorder("<"))
-    return (
-        data.view(np.uint8).reshape(len(values), -1)
-        if len(values)
-        else np.zeros((0, data.itemsize), np.uint8)
-    )
+    little: npt.NDArray[Any] = data.astype(data.dtype.newbyteorder("<"), copy=False)
+    return little

@@ -254,6 +254,13 @@ class PartMissing(RunError):
         )
 
 
+class PartBeyond(RunError):
+    def __init__(self, run_id: str, parts: int, found: int) -> None:
+        super().__init__(
+            f"Run {run_id}: expected {parts} parts, found part {found}; check that all files belong."
+        )
+
+
 class PartRepeated(RunError):
     def __init__(self, run_id: str, part: int, first: Path, second: Path) -> None:
         super().__init__(

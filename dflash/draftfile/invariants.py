@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 from dflash.draftfile.columns import COLUMN
 from dflash.draftfile.errors import DataError
 from dflash.draftfile.summary import Kind
-from dflash.draftfile.view import Ints, Limits, Place, View
+from dflash.draftfile.view import Bools, Ints, Limits, Place, View
 
 MINUS_INFINITY = {"node_logp", "trunk_logp", "trunk_logq", "slot_cutoff"}
 TRUNCATIONS = ("none", "eos", "stop", "length", "interrupted")
 TOKENS = tuple(name for name, column in COLUMN.items() if column.unit == "token id")
+FLOATS = {name for name, column in COLUMN.items() if pa.types.is_floating(column.leaf_type)}
 DRAFT_TOPK = ("draft_topk_token", "draft_topk_logit", "draft_topk_target_logit")
 UNKNOWN = -9
 
@@ -91,13 +92,12 @@ def _check_nulls(view: View) -> None:
         column = COLUMN.get(name)
         if column is None:
             continue
-        if not column.nullable:
+        if not column.nullable and view.table[name].null_count:
             holes = view.table[name].is_null().to_numpy()
             view.report(holes, NullValue, f"a value in {name}", np.full(len(holes), "null"))
         if column.is_list and not column.element_nullable and view.lists(name).values.null_count:
-            lists = view.lists(name)
-            hole = int(np.flatnonzero(lists.values.is_null().to_numpy(zero_copy_only=False))[0])
-            view.fail(NullValue, f"no null elements in {name}", "one", int(lists.row[hole]))
+            holes = view.lists(name).values.is_null().to_numpy(zero_copy_only=False)
+            view.fail_at(name, _first(holes), NullValue, f"no null elements in {name}", "one")
 
 
 def _check_kind(view: View) -> None:
@@ -115,8 +115,9 @@ class _Fit:
 
     def nodes(self, lengths: Ints) -> Ints:
         """The n that explains each length; -2 if none does, UNKNOWN for a null list."""
-        implied = np.where(lengths % self.times == 0, lengths // self.times - self.extra, -2)
-        return np.where(lengths < 0, UNKNOWN, implied)
+        whole = lengths if self.times == 1 else lengths // self.times
+        nodes = np.where(lengths < 0, UNKNOWN, whole - self.extra)
+        return nodes if self.times == 1 else np.where(lengths > whole * self.times, -2, nodes)
 
     def __str__(self) -> str:
         return f"{self.times} x (nodes + {self.extra})" if self.extra else "nodes x 1"
@@ -135,7 +136,7 @@ def _check_lengths(view: View) -> None:
         nodes = fit.nodes(lengths)
         odd = (nodes != UNKNOWN) & ((nodes < 0) | ((known != UNKNOWN) & (nodes != known)))
         if odd.any():
-            row = int(np.flatnonzero(odd)[0])
+            row = _first(odd)
             n = f" for {known[row]} nodes" if known[row] != UNKNOWN else ""
             view.fail(ListLength, f"{fit} elements in {name}", f"{lengths[row]}{n}", row)
         known = np.where(known == UNKNOWN, nodes, known)
@@ -151,7 +152,7 @@ def _check_draft_topk(view: View) -> None:
     if names and view.has("draft_lse"):
         lse, lengths = view.lists("draft_lse"), view.lists(names[0]).lengths
         valid = lse.values.is_valid().to_numpy(zero_copy_only=False)
-        expanded = np.bincount(lse.row[valid], minlength=len(lengths))
+        expanded = np.bincount(lse.rows[valid], minlength=len(lengths))
         odd = (lengths > 0) & (lse.lengths >= 0) & (lengths % np.maximum(expanded, 1) + (expanded == 0) > 0)
         view.report(odd, ListLength, f"K elements in {names[0]} for every draft_lse", lengths)
 
@@ -171,41 +172,36 @@ def _check_ids(view: View) -> None:
 
 
 def _check_range(view: View, name: str, size: int, kind: type[DataError], what: str) -> None:
-    values, rows = view.values(name)
+    values = view.lists(name).values
     ends = pc.min_max(values)
     if not ends["min"].is_valid or (ends["min"].as_py() >= 0 and ends["max"].as_py() < size):
         return
     data = values.fill_null(0).to_numpy(zero_copy_only=False)
-    at = int(np.flatnonzero((data < 0) | (data >= size))[0])
-    view.fail(kind, f"{name} from 0 to {size - 1}, inside {what}", str(data[at]), int(rows[at]))
+    at = _first((data < 0) | (data >= size))
+    view.fail_at(name, at, kind, f"{name} from 0 to {size - 1}, inside {what}", str(data[at]))
 
 
 def _check_floats(view: View) -> None:
     for name in view.table.column_names:
-        column = COLUMN.get(name)
-        if column is None or not pa.types.is_floating(column.leaf_type):
+        if name not in FLOATS:
             continue
-        values, rows = view.values(name)
-        data = values.fill_null(0).to_numpy(zero_copy_only=False)
-        odd = ~np.isfinite(data)
-        if name in MINUS_INFINITY:
-            odd &= data != -np.inf
-        if odd.any():
-            at = int(np.flatnonzero(odd)[0])
-            allowed = "finite or -inf" if name in MINUS_INFINITY else "finite"
-            view.fail(NotFinite, f"{name} to be {allowed}", str(data[at]), int(rows[at]))
+        data = view.lists(name).values.fill_null(0).to_numpy(zero_copy_only=False)
+        fine = data < np.inf if name in MINUS_INFINITY else np.isfinite(data)
+        if not fine.all():
+            at, allowed = _first(~fine), "finite or -inf" if name in MINUS_INFINITY else "finite"
+            view.fail_at(name, at, NotFinite, f"{name} to be {allowed}", str(data[at]))
 
 
 def _check_parents(view: View) -> bool:
     if not view.has("node_parent"):
         return False
     lists = view.lists("node_parent")
-    parent, index = lists.values.to_numpy(zero_copy_only=False), lists.position
-    odd = (parent < -1) | (parent >= index)
+    parent, position = lists.values.to_numpy(zero_copy_only=False), lists.positions
+    odd = (parent < -1) | (parent >= position)
     if odd.any():
-        at = int(np.flatnonzero(odd)[0])
-        expected = f"the parent of node {index[at]} from -1 to {index[at] - 1}"
-        view.fail(ParentOrder, expected, str(parent[at]), int(lists.row[at]))
+        at = _first(odd)
+        expected = f"the parent of node {position[at]} from -1 to {position[at] - 1}"
+        view.fail_at("node_parent", at, ParentOrder, expected, str(parent[at]))
     return not odd.any()
 
 
@@ -215,14 +211,18 @@ def _check_accepted(view: View) -> None:
         return
     accepted, nodes = view.lists("accepted_nodes"), view.lists("node_parent")
     index = accepted.values.to_numpy(zero_copy_only=False).astype(np.int64)
-    counts = np.maximum(nodes.lengths, 0)
-    start = (np.cumsum(counts) - counts)[accepted.row]
-    inside = (index >= 0) & (index < counts[accepted.row])
+    rows, counts = accepted.rows, nodes.counts
+    inside = (index >= 0) & (index < counts[rows])
+    flat = ((np.cumsum(counts) - counts)[rows] + index)[inside]
     parent = np.full(len(index), UNKNOWN)
-    parent[inside] = nodes.values.to_numpy(zero_copy_only=False)[(start + index)[inside]]
-    before = np.where(accepted.position == 0, -1, np.roll(index, 1))
+    parent[inside] = nodes.values.to_numpy(zero_copy_only=False)[flat]
+    before = np.where(accepted.positions == 0, -1, np.roll(index, 1))
     odd = ~inside | (parent != before)
     if odd.any():
-        at = int(np.flatnonzero(odd)[0])
+        at = _first(odd)
         above = f"node {before[at]}" if before[at] >= 0 else "the anchor"
-        view.fail(AcceptedPath, f"an accepted child of {above}", f"node {index[at]}", int(accepted.row[at]))
+        view.fail_at("accepted_nodes", at, AcceptedPath, f"an accepted child of {above}", f"node {index[at]}")
+
+
+def _first(odd: Bools) -> int:
+    return int(np.argmax(odd))

@@ -12,6 +12,7 @@ from dflash.draftfile.errors import (
     FileMissing,
     HeadersDiffer,
     NoDraftFiles,
+    PartBeyond,
     PartMissing,
     PartRepeated,
     RequestRepeated,
@@ -131,7 +132,7 @@ def _check_parts(run_id: str, ordered: list[DraftFile]) -> None:
             last = " (the last one)" if not claims and part > max(given) else ""
             raise PartMissing(run_id, f"{part}{last}")
     if max(given) >= expected:
-        raise PartMissing(run_id, f"{expected} to {max(given)} of a run of {expected}")
+        raise PartBeyond(run_id, expected, max(given))
 
 
 def _check_header(run_id: str, first: DraftFile, other: DraftFile) -> None:

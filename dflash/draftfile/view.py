@@ -46,18 +46,30 @@ class Limits:
 
 
 class Lists(NamedTuple):
-    """One list column: flat elements, the row of each, and lengths with -1 for a null list."""
+    """One column, flattened: its values and how many each row has, -1 for a null list."""
 
     values: pa.Array
-    row: Ints
     lengths: Ints
 
     @property
-    def position(self) -> Ints:
-        """Index of each element in its own list."""
-        counts = np.maximum(self.lengths, 0)
+    def counts(self) -> Ints:
+        return np.maximum(self.lengths, 0)
+
+    @property
+    def rows(self) -> Ints:
+        """The row of each value."""
+        return np.repeat(np.arange(len(self.lengths)), self.counts)
+
+    @property
+    def positions(self) -> Ints:
+        """The index of each value in its own row."""
+        counts = self.counts
         starts: Ints = np.repeat(np.cumsum(counts) - counts, counts)
-        return np.arange(len(self.row)) - starts
+        return np.arange(len(starts)) - starts
+
+    def row_of(self, place: int) -> int:
+        """The row of one value."""
+        return int(np.searchsorted(np.cumsum(self.counts), place, side="right"))
 
 
 @dataclass(slots=True)
@@ -74,16 +86,10 @@ class View:
         return all(name in self.table.column_names for name in names)
 
     def lists(self, name: str) -> Lists:
+        """A column as flat values; a scalar column has one a row."""
         if name not in self._lists:
-            self._lists[name] = flatten(self.table[name])
+            self._lists[name] = _flatten(self.table[name], COLUMN[name].is_list)
         return self._lists[name]
-
-    def values(self, name: str) -> tuple[pa.Array, Ints]:
-        """Flat values of a column, lists or not, and the row of each."""
-        if COLUMN[name].is_list:
-            lists = self.lists(name)
-            return lists.values, lists.row
-        return self.table[name].combine_chunks(), np.arange(self.table.num_rows)
 
     def report(self, odd: Bools, kind: type[DataError], expected: str, found: npt.ArrayLike) -> None:
         """Records the first odd row, if there is one; `found` holds a value per row."""
@@ -91,13 +97,17 @@ class View:
             row = int(np.flatnonzero(odd)[0])
             self.fail(kind, expected, str(np.asarray(found)[row]), row)
 
+    def fail_at(self, name: str, place: int, kind: type[DataError], expected: str, found: str) -> None:
+        """Records the value of a column at a place among its flat values."""
+        self.fail(kind, expected, found, self.lists(name).row_of(place))
+
     def fail(self, kind: type[DataError], expected: str, found: str, row: int) -> None:
         self.found.append(kind(expected, found, self.place.path, self.place.row_group, row))
 
 
-def flatten(column: pa.ChunkedArray) -> Lists:
-    """A list column as flat elements with the row of each."""
-    lists = column.combine_chunks()
-    lengths = pc.list_value_length(lists).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    row = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
-    return Lists(lists.flatten(), row, lengths)
+def _flatten(column: pa.ChunkedArray, is_list: bool) -> Lists:
+    whole = column.combine_chunks()
+    if not is_list:
+        return Lists(whole, np.ones(len(whole), np.int64))
+    lengths = pc.list_value_length(whole).fill_null(-1).to_numpy(zero_copy_only=False)
+    return Lists(whole.flatten(), lengths.astype(np.int64))

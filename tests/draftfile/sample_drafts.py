@@ -213,10 +213,10 @@ def tables(seed: int, requests: int = 3, **shape: Any) -> list[pa.Table]:
 
 
 def write(
-    path: Path, parts: Sequence[pa.Table], head: Mapping[str, Any] | None = None, **options: Any
+    path: Path, requests: Sequence[pa.Table], head: Mapping[str, Any] | None = None, **options: Any
 ) -> Published:
     with DraftFileWriter(path, head or header(), **{"run_id": "run", **options}) as writer:
-        for table in parts:
+        for table in requests:
             writer.write_request(table)
         return writer.finish()
 

@@ -1,0 +1,107 @@
+"""`dflash info` and `dflash schema`: JSON by its schema, text for people, errors by exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pyarrow.parquet as pq
+import pytest
+from sample_drafts import header, tables, write
+
+from dflash.cli.main import run
+from dflash.draftfile.columns import COLUMNS
+
+SCHEMAS = Path(__file__).parents[2] / "schemas"
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert run([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    schema = json.loads((SCHEMAS / f"{words[0]}_v1.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(found, schema)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for part in (0, 1):
+        write(tmp_path / f"part-{part}.parquet", tables(part, 2), part=part, parts=2 if part else None)
+    return tmp_path
+
+
+def test_info_json_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "info", str(folder))
+    assert [file["part"] for file in found["files"]] == [0, 1]
+    assert [file["parts"] for file in found["files"]] == [None, 2]
+    assert found["total"]["requests"] == 4
+    assert found["total"]["rows"] == sum(pq.read_metadata(path).num_rows for path in folder.iterdir())
+    first = found["files"][0]
+    assert first["header"] == header() | {"seed": str(header()["seed"])}
+    assert first["tau"] == pytest.approx(1 + sum(first["summary"]["accepted"]) / first["summary"]["rounds"])
+    assert set(first["column_bytes"]) == {column.group for column in COLUMNS} - {"features"}
+
+
+def test_info_of_a_run_without_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "run.parquet", [])
+    assert document(capsys, "info", str(tmp_path / "run.parquet"))["total"]["tau"] is None
+    assert run(["info", str(tmp_path / "run.parquet")]) == 0
+    assert "tau" in capsys.readouterr().out
+
+
+def test_info_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", str(folder)]) == 0
+    text = capsys.readouterr().out
+    for word in ("tiny", "second", "shared", "threshold", "t=0.7", "finished", "tau", "2 files: 4 requests"):
+        assert word in text
+
+
+def test_info_reads_the_footer_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "part-0.parquet"
+    data = bytearray(path.read_bytes())
+    data[100:1000] = bytes(900)
+    path.write_bytes(data)
+    assert document(capsys, "info", str(path))["total"]["files"] == 1
+
+
+@pytest.mark.parametrize("name", ["missing.parquet", "text.parquet", "empty"])
+def test_info_of_no_draft_file(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.parquet").write_text("hello, hello")
+    (tmp_path / "empty").mkdir()
+    assert run(["info", str(tmp_path / name)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert name in captured.err
+
+
+def test_schema_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "schema")
+    assert [column["name"] for column in found["columns"]] == [column.name for column in COLUMNS]
+    jsonschema.Draft202012Validator.check_schema(found["header"])
+
+
+def test_schema_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema"]) == 0
+    text = capsys.readouterr().out
+    assert all(column.name in text for column in COLUMNS)
+
+
+@pytest.mark.parametrize("words", [["info", "--help"], ["schema"], ["info", "run.parquet"]])
+def test_the_torch_half_is_not_imported(tmp_path: Path, words: list[str]) -> None:
+    write(tmp_path / "run.parquet", tables(0, 1))
+    heavy = "torch|transformers|triton|scipy|pandas|duckdb|polars"
+    code = (
+        "import sys; from dflash.cli.main import run; "
+        f"assert run({words!r}) == 0; "
+        f"sys.exit(str([name for name in {heavy!r}.split('|') if name in sys.modules] or ''))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == ""
