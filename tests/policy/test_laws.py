@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from laws import (
+    ROOT,
+    TARGET_T,
+    Draft,
+    choice_law,
+    drafts,
+    sampled_context,
+    speculative_law,
+    text_law,
+)
+
+from dflash.policy.context import Proposal, RuleContext
+from dflash.policy.match import Match
+from dflash.policy.shape import Shape
+from dflash.policy.speculative import Speculative, residuals
+
+CHAIN = [[[[]]]]
+PAIR = [[[]], [[]]]
+TRIPLE = [[], [[]], []]
+NESTED = [[[], []], [[]]]
+PLANS = {"empty": [], "one node": [[]], "chain": CHAIN, "pair": PAIR, "triple": TRIPLE, "nested": NESTED}
+TOLERANCE = 5e-6
+
+P = np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.05, 0.15, 0.8]])
+P_ZEROS = np.array([[0.0, 0.7, 0.3], [1.0, 0.0, 0.0], [0.4, 0.0, 0.6]])
+Q = np.array([[0.3, 0.3, 0.4], [0.5, 0.25, 0.25], [0.6, 0.1, 0.3]])
+DRAFTERS = {
+    "plain": (P, Q),
+    "q = p": (P, P),
+    "q one-hot": (P, np.eye(3)[[2, 0, 1]]),
+    "q zero where p is not": (P, np.array([[0.0, 0.5, 0.5], [0.9, 0.0, 0.1], [0.5, 0.5, 0.0]])),
+    "p with zeros": (P_ZEROS, Q),
+    "disjoint": (P_ZEROS, np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 1.0, 0.0]])),
+    "four tokens": (
+        np.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7], [0.25] * 4, [0.0, 0.5, 0.5, 0.0]]),
+        np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.1, 0.4, 0.4, 0.1], [0.5, 0.0, 0.0, 0.5]]),
+    ),
+}
+
+FOUR = DRAFTERS["four tokens"]
+
+
+def residual_list(p, q, tokens, with_replacement):
+    return list(residuals(p, q, tokens, with_replacement))
+
+
+def depth(plan):
+    return 1 + max(map(depth, plan)) if plan else 0
+
+
+def law_of(plan, p, q, proposal, rule=Speculative(), residual_law=residual_list, **more):
+    return speculative_law(rule, sampled_context(proposal), p, q, plan, depth(plan) + 1, residual_law, **more)
+
+
+# four tokens on the larger trees would only take longer
+CASES = [
+    (plan, name) for plan in PLANS for name in DRAFTERS if name != "four tokens" or plan in ("chain", "pair")
+]
+
+
+@pytest.mark.parametrize(("plan", "drafter"), CASES)
+@pytest.mark.parametrize("proposal", [Proposal.INDEPENDENT, Proposal.IID])
+def test_speculative_emits_p(plan, drafter, proposal):
+    p, q = DRAFTERS[drafter]
+    law = law_of(PLANS[plan], p, q, proposal)
+    np.testing.assert_allclose(law, text_law(p, depth(PLANS[plan]) + 1), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(length=1), Shape(branches=1), Shape(length=1, branches=2), Shape(length=0)]
+)
+@pytest.mark.parametrize("proposal", [Proposal.INDEPENDENT, Proposal.IID])
+def test_a_cut_tree_emits_p_too(shape, proposal):
+    law = law_of(NESTED, P, Q, proposal, shape=shape)
+    np.testing.assert_allclose(law, text_law(P, 3), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("rule", [Match(), Speculative()])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("p", [P, P_ZEROS], ids=["p", "p with zeros"])
+def test_choices_emit_p_whatever_was_drafted(rule, plan, p):
+    context = RuleContext(TARGET_T, Proposal.DETERMINISTIC)
+    for draft in drafts(np.full((3, 3), 1 / 3), PLANS[plan], True)[:60]:
+        law = choice_law(rule, context, p, draft, depth(PLANS[plan]) + 1)
+        np.testing.assert_allclose(law, text_law(p, depth(PLANS[plan]) + 1), atol=1e-12)
+
+
+def test_match_accepts_a_duplicate_sibling_once():
+    draft = Draft(1.0, [1, 1, 0], [-1, -1, 1], [0.0, 0.0, 0.0])
+    law = choice_law(Match(), RuleContext(TARGET_T), P, draft, 3)
+    np.testing.assert_allclose(law, text_law(P, 3), atol=1e-12)
+
+
+def test_frequency_as_q_is_lossy():
+    # a deterministic draft, whose q is taken to be how often it matched
+    fixed = [Draft(1.0, [1], [-1], [float(np.log(0.5))])]
+    law = law_of([[]], P, Q, Proposal.INDEPENDENT, outcomes=fixed)
+    assert np.abs(law.sum(axis=1) - P[ROOT]).max() > 0.05
+
+
+def test_the_law_test_sees_an_unscaled_residual(monkeypatch):
+    def unscaled(target, tail, draft, family, place, with_replacement):
+        target[family] = np.maximum(0.0, target[family] - draft[family])
+        if not with_replacement:
+            draft[family, place] = 0.0
+            draft[family] /= draft[family].sum(axis=1, keepdims=True)
+
+    monkeypatch.setattr("dflash.policy.siblings._reject", unscaled)
+    assert differs(law_of(PAIR, *FOUR, Proposal.INDEPENDENT), FOUR[0])
+
+
+def test_the_law_test_sees_a_wrong_replacement_law():
+    def plain(p, q, tokens, with_replacement):
+        return [np.maximum(0.0, p - q) for _ in tokens]
+
+    assert differs(law_of(PAIR, *FOUR, Proposal.INDEPENDENT, residual_law=plain), FOUR[0])
+
+
+def test_the_law_test_sees_replacement_mistaken():
+    mistaken = speculative_law(
+        Speculative(),
+        sampled_context(Proposal.IID),
+        *FOUR,
+        PAIR,
+        3,
+        lambda p, q, tokens, _: list(residuals(p, q, tokens, True)),
+        outcomes=drafts(FOUR[1], PAIR, False),
+    )
+    assert differs(mistaken, FOUR[0])
+
+
+def test_the_law_test_sees_a_flipped_inequality(monkeypatch):
+    from dflash.policy import speculative
+
+    walk = speculative._walk
+    monkeypatch.setattr(speculative, "_walk", lambda rounds, excess, known: walk(rounds, -excess, known))
+    assert differs(law_of(CHAIN, P, Q, Proposal.INDEPENDENT), P)
+
+
+def test_the_longest_of_independently_tested_branches_is_lossy(monkeypatch):
+    from dflash.policy import speculative
+    from dflash.policy.decision import longest
+
+    def independent(rounds, excess, known):
+        first_token = np.where(rounds["slot_choice"] >= 0, rounds["slot_choice"], -1)
+        first_token[rounds.parent_slot] = rounds["node_residual_token"]
+        return longest(rounds, excess <= 0, first_token)
+
+    def each_on_its_own(rounds, context):
+        return rounds["node_logp"] - rounds["node_logq"]
+
+    monkeypatch.setattr(speculative, "_walk", independent)
+    monkeypatch.setattr(speculative, "sibling_log_ratio", each_on_its_own)
+    law = law_of([[], []], P, Q, Proposal.IID, residual_law=lambda p, q, tokens, _: [np.maximum(0, p - q)])
+    np.testing.assert_allclose(law.sum(axis=1), [0.48, 0.39, 0.13], atol=1e-5)
+
+
+def differs(law, p):
+    return np.abs(law - text_law(p, law.ndim)).max() > 1e-3
