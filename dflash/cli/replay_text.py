@@ -12,6 +12,18 @@ from dflash.replay.result import CheckReport, PolicyRow, Replay
 from dflash.replay.statistics import Interval
 
 _POSITIONS = 8
+_MEANING = {
+    "exactness": "exactness",
+    "walk": "walk",
+    "lossless": "lossless",
+    "tau": "tau",
+    "95 %": "interval",
+    "difference": "difference",
+    "drafted/token": "drafted_per_token",
+    "changed": "changed_rounds",
+    "marginal": "marginal",
+    "conditional": "conditional",
+}
 
 
 def render(runs: Sequence[Replay], console: Console) -> None:
@@ -21,8 +33,8 @@ def render(runs: Sequence[Replay], console: Console) -> None:
             console.print()
         _render(run, console)
     console.print()
-    for name in ("tau", "marginal", "conditional", "interval", "exactness", "walk"):
-        console.print(f"{name}: {DEFINITIONS[name]}", soft_wrap=True, style="dim")
+    for heading, name in _MEANING.items():
+        console.print(f"{heading}: {DEFINITIONS[name]}", soft_wrap=True, style="dim")
 
 
 def _render(run: Replay, console: Console) -> None:

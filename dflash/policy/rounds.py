@@ -1,7 +1,7 @@
 """A batch of rounds as flat arrays: what every rule, cut and replay works on.
 
-    anchor ── 0 ── 1        n = 3 nodes in one round, node_parent = [-1, 0, -1]
-          └── 2             n + 1 slots: slot 0 at the anchor, slot i + 1 at node i
+anchor ── 0 ── 1        n = 3 nodes in one round, node_parent = [-1, 0, -1]
+      └── 2             n + 1 slots: slot 0 at the anchor, slot i + 1 at node i
 """
 
 from __future__ import annotations

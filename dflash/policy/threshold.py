@@ -33,7 +33,9 @@ class Threshold(Rule):
     def decide(self, rounds: Rounds, context: RuleContext) -> Decision:
         """Judge every round; see `Rule.decide`."""
         logp = judged_logp(rounds, context)
-        return longest(rounds, logp >= np.log(self.t), rounds["slot_choice"], logp)
+        # rounded as log p is stored, so that p = t passes
+        lowest = np.float64(np.float32(np.log(self.t)))
+        return longest(rounds, logp >= lowest, rounds["slot_choice"], logp)
 
     def needs(self, context: RuleContext) -> tuple[str, ...]:
         """Raw logits at temperature 0, probabilities above; see `Rule.needs`."""

@@ -1,6 +1,7 @@
 """A speculative decoder on Markov tables, many seeds in lock-step.
 
-Noise and decisions are the package's, drawing and counting are not. Trees have `branches` chains of `length` nodes side by side; node (b, d) is number b * length + d.
+Noise and decisions are the package's, drawing and counting are not. Trees have `branches` chains of `length`
+nodes side by side; node (b, d) is number b * length + d.
 """
 
 from __future__ import annotations
