@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from dflash.drafters.base import Anchor, Proposal
+from dflash.drafters.base import Anchor, Proposal, SlotLaw
 from dflash.policy.noise import residual_exponentials
 from dflash.policy.speculative import residual_tokens
 from dflash.target.statistics import TargetLaw
@@ -34,19 +35,25 @@ def residual_columns(
         return {"node_residual_mass": mass, "node_residual_token": tokens}
     capped = _capped_ratios(proposal, row)
     paths = _paths(proposal)
-    for parent, slot_law in proposal.law.items():
+    for parent, q in proposal.law.items():
         children = [node for node, above in enumerate(proposal.parents) if above == parent]
-        p = law.log_p[parent + 1].exp().cpu().numpy()
-        q = np.zeros_like(p)
-        q[slot_law.tokens] = np.exp(slot_law.log_q)
         drawn = [proposal.tokens[node] for node in children]
-        mass[children] = _masses(capped[parent + 1], p, q, drawn)
+        mass[children] = _masses(capped[parent + 1], law, parent + 1, q, drawn)
         if not emits_choice:
-            depth = len(paths[children[0]])
-            noise = residual_exponentials(anchor.key, anchor.position, depth, paths[children[0]][:-1], len(p))
-            choice = int(choices[parent + 1])
-            tokens[children] = residual_tokens(p, q, drawn, False, noise, choice)
+            tokens[children] = _tokens(
+                anchor, law.p(parent + 1), q, drawn, paths[children[0]], choices[parent + 1]
+            )
     return {"node_residual_mass": mass, "node_residual_token": tokens}
+
+
+def _tokens(
+    anchor: Anchor, p: Floats, q: SlotLaw, drawn: list[int], first_path: tuple[int, ...], choice: int
+) -> list[int]:
+    """One replacement a sibling, drawn on the residual noise of the siblings' slot."""
+    whole_q = np.zeros_like(p)
+    whole_q[q.tokens] = np.exp(q.log_q)
+    noise = residual_exponentials(anchor.key, anchor.position, len(first_path), first_path[:-1], len(p))
+    return residual_tokens(p, whole_q, drawn, False, noise, int(choice))
 
 
 def _capped_ratios(proposal: Proposal, row: dict[str, Any]) -> list[float]:
@@ -58,13 +65,17 @@ def _capped_ratios(proposal: Proposal, row: dict[str, Any]) -> list[float]:
     return ratios
 
 
-def _masses(capped: float, p: Floats, q: Floats, drawn: list[int]) -> list[float]:
-    """One mass a sibling, q renormalised without the siblings before it."""
+def _masses(capped: float, law: TargetLaw, slot: int, q: SlotLaw, drawn: list[int]) -> list[float]:
+    """One mass a sibling, q renormalised without the siblings before it; only q's support needs a look."""
+    device = law.logits.device
+    tokens = torch.from_numpy(q.tokens).to(device)
+    p = law.log_judged(torch.full_like(tokens, slot), tokens).exp().cpu().numpy()
+    elsewhere = capped * max(0.0, 1.0 - float(p.sum()))
+    left = np.exp(q.log_q)
     masses = []
-    left = q.copy()
     for token in drawn:
-        masses.append(float(np.maximum(0.0, capped * p - left / left.sum()).sum()))
-        left[token] = 0.0
+        masses.append(elsewhere + float(np.maximum(0.0, capped * p - left / left.sum()).sum()))
+        left[q.tokens == token] = 0.0
     return masses
 
 

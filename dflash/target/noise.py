@@ -23,14 +23,14 @@ class TargetNoise:
     def __init__(self, vocabulary: int, keep: int = 64) -> None:
         self.vocabulary = vocabulary
         self.keep = keep
-        self._rows: OrderedDict[tuple[Key, int], NDArray[np.float64]] = OrderedDict()
+        self._rows: OrderedDict[tuple[Key, int], NDArray[np.float32]] = OrderedDict()
 
-    def log_exponentials(self, key: Key, position: int) -> NDArray[np.float64]:
+    def log_exponentials(self, key: Key, position: int) -> NDArray[np.float32]:
         """log E [vocabulary] for the token that will stand at `position`."""
         row = self._rows.get((key, position))
         if row is None:
             # an exponential of 0 can not occur and one of infinity never wins
-            row = np.log(target_exponentials(key, position, self.vocabulary))
+            row = np.log(target_exponentials(key, position, self.vocabulary)).astype(np.float32)
             self._rows[key, position] = row
             if len(self._rows) > self.keep:
                 self._rows.popitem(last=False)

@@ -68,23 +68,6 @@ def _lse(logits: Tensor, temperature: float) -> Tensor:
     return torch.logsumexp(logits / temperature, dim=-1, keepdim=True)
 
 
-def log_p(logits: Tensor, cutoff: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """log p [slots, vocabulary] after processing and its log-sum-exp [slots] (of l/T over the kept tokens).
-
-    At temperature 0, p is one-hot at the argmax (ties: lowest id) and the log-sum-exp is NaN.
-    """
-    if sampling.greedy:
-        best = argmax(logits)
-        one_hot = torch.full_like(logits, -torch.inf)
-        one_hot.scatter_(-1, best[:, None], 0.0)
-        return one_hot, torch.full_like(cutoff, torch.nan)
-    scaled = logits / sampling.temperature
-    if sampling.cuts:
-        scaled = scaled.masked_fill(logits < cutoff[:, None], -torch.inf)
-    lse = torch.logsumexp(scaled, dim=-1)
-    return scaled - lse[:, None], lse
-
-
 def argmax(values: Tensor) -> Tensor:
     """Index of the largest value in each row; the lowest index where several tie."""
     best = values.amax(-1, keepdim=True)
