@@ -96,6 +96,11 @@ class NotParquet(OpenError):
         super().__init__(f"{path} is not a Parquet file: expected it to begin with b'PAR1', found {found!r}.")
 
 
+class JournalUnreadable(OpenError):
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is no journal, or one that broke off before its first round ({reason}).")
+
+
 class NotADraftFile(OpenError):
     def __init__(self, path: Path) -> None:
         super().__init__(

@@ -95,16 +95,26 @@ class DraftFile:
             for group in range(self.row_groups):
                 for chunk in group_chunks(parquet.metadata, group):
                     if chunk.column in names:
-                        self._check_chunk(raw, chunk, group)
-                yield self._read_group(parquet, group, schema)
+                        self.check_chunk(raw, chunk, group)
+                yield self.read_group(parquet, group, schema)
 
-    def _check_chunk(self, raw: BinaryIO, chunk: Chunk, group: int) -> None:
+    def check_chunk(self, raw: BinaryIO, chunk: Chunk, group: int) -> None:
+        """Compares the bytes of one column chunk with their checksum.
+
+        Raises:
+            PageCorrupt: They differ.
+        """
         place = chunk.number * CHECKSUM
         stored, found = self.chunk_checksums[place : place + CHECKSUM], checksum(raw, chunk)
         if found != stored:
             raise PageCorrupt(f"checksum {stored} of {chunk.column}", found, self.path, group)
 
-    def _read_group(self, parquet: pq.ParquetFile, group: int, schema: pa.Schema) -> pa.Table:
+    def read_group(self, parquet: pq.ParquetFile, group: int, schema: pa.Schema) -> pa.Table:
+        """One row group with the explicit schema.
+
+        Raises:
+            PageCorrupt: A page fails its checksum or cannot be decoded.
+        """
         try:
             table = parquet.read_row_group(group, columns=schema.names)
             return table.select(schema.names).cast(schema)

@@ -20,6 +20,7 @@ from dflash.draftfile.digest import TableDigest, content_digest
 from dflash.draftfile.errors import SchemaRefused
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.invariants import check_rows
+from dflash.draftfile.journal import Journal
 from dflash.draftfile.layout import ZSTD_LEVEL, file_schema, parquet_writer
 from dflash.draftfile.metadata import sealed, stamp
 from dflash.draftfile.publish import Publication
@@ -145,12 +146,18 @@ class DraftFileWriter:
         if (self._buffered >= self._group_limits).any():
             self._flush()
 
-    def finish(self, run_status: RunStatus = "finished", lost: Mapping[str, Any] | None = None) -> Published:
-        """Writes what is buffered and the closing metadata, then publishes.
+    def finish(
+        self,
+        run_status: RunStatus = "finished",
+        lost: Mapping[str, Any] | None = None,
+        journal: Journal | None = None,
+    ) -> Published:
+        """Writes what is buffered and the closing metadata, publishes, then deletes the journal.
 
         Args:
             run_status: How the run ended.
             lost: What a recovery could not bring back.
+            journal: What the file makes superfluous.
 
         Raises:
             OutputExists: Another file took the name meanwhile.
@@ -164,6 +171,8 @@ class DraftFileWriter:
         stamp(self._publication.file)
         size = self._publication.file.seek(0, io.SEEK_END)
         self._publication.publish()
+        if journal is not None:
+            journal.delete()
         return Published(self.path, content_digest(columns), self._rows, len(self._requests), size)
 
     def _pairs(

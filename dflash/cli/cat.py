@@ -1,0 +1,61 @@
+"""`dflash cat`: the rounds of a draft file as text, ndjson or csv."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash.cli.cat_lines import write_csv, write_ndjson
+from dflash.cli.cat_text import write_text
+from dflash.cli.token_text import find_tokens
+from dflash.draftfile.reader import DraftFile, open_draft_file
+from dflash.draftfile.summary import Kind
+
+KINDS = {"live": Kind.LIVE, "dense": Kind.DENSE, "prefill": Kind.PREFILL, "features": Kind.PROMPT_FEATURES}
+Row = dict[str, Any]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("-n", "--rows", type=click.IntRange(min=0), help="Show only the first N rows.", metavar="N")
+@click.option("--request", "wanted", help="Show only this request.", metavar="ID")
+@click.option("--kind", type=click.Choice(list(KINDS)), multiple=True, help="Show only rows of this kind.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "ndjson", "csv"]), default="text", show_default=True,
+    help="Text draws the trees; ndjson is one JSON object a row; csv holds lists as JSON.",
+)  # fmt: skip
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="A tokenizer.json, or its folder, to show tokens as text; default: the target's, if it is here.",
+)
+def cat(
+    file: Path, rows: int | None, wanted: str | None, kind: tuple[str, ...], form: str, tokenizer: Path | None
+) -> None:
+    """Print the rounds of a draft file: what was proposed, what was accepted.
+
+    As text every tree is drawn, accepted nodes marked with * and coloured.
+    """
+    opened = open_draft_file(file)
+    chosen = islice(select(opened, wanted, {KINDS[name] for name in kind}), rows)
+    if form == "ndjson":
+        write_ndjson(chosen, sys.stdout)
+    elif form == "csv":
+        write_csv(chosen, opened.schema.names, sys.stdout)
+    else:
+        write_text(chosen, find_tokens(opened.header, tokenizer))
+    sys.stdout.flush()
+
+
+def select(file: DraftFile, request: str | None, kinds: set[Kind]) -> Iterator[Row]:
+    """The rows wanted, as dictionaries, in file order."""
+    for table in file.tables():
+        for batch in table.to_batches(max_chunksize=256):
+            for row in batch.to_pylist():
+                if request in (None, row["request_id"]) and (not kinds or row["kind"] in kinds):
+                    yield row

@@ -1,0 +1,143 @@
+"""The journal of a recording: an Arrow IPC stream that survives a killed recorder."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from dflash.draftfile.columns import FORMAT_VERSION, arrow_schema
+from dflash.draftfile.errors import FolderNotWritable, OutputExists, SchemaRefused
+from dflash.draftfile.header import Header, encode_header
+from dflash.draftfile.metadata import seal
+
+SYNC_SECONDS = 5.0
+REQUEST, CHECK = b"request_id", b"crc32"
+
+
+def journal_path(output: Path | str) -> Path:
+    """The journal of an output: `run.parquet` and `run.journal`."""
+    path = Path(output)
+    return (
+        path.with_suffix(".journal") if path.suffix == ".parquet" else path.with_name(path.name + ".journal")
+    )
+
+
+class Journal:
+    """Rounds of all open requests, interleaved, as they happen.
+
+    Every batch goes to the operating system at once, so a killed process loses none; it goes to the disk
+    every `sync_seconds`, so a power cut loses no more than that.
+
+    Args:
+        path: Of the journal itself; it must not exist yet.
+        header: As for `DraftFileWriter`.
+        sync_seconds: Longest time between two syncs while rounds come in.
+        run_id, part, parts: As for `DraftFileWriter`, which a recovery needs.
+
+    Raises:
+        HeaderInvalid: The header breaks `schemas/header_v1.schema.json`.
+        OutputExists, FolderNotWritable: The journal cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        header: Mapping[str, Any],
+        sync_seconds: float = SYNC_SECONDS,
+        *,
+        run_id: str,
+        part: int = 0,
+        parts: int | None = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = Path(path)
+        text = encode_header(header)
+        features = Header.parse(text).features["mode"] != "none"
+        self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
+        try:
+            self._file = self.path.open("xb", buffering=0)
+        except FileExistsError as error:
+            raise OutputExists(self.path) from error
+        except OSError as error:
+            raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self._file, "w"), self._schema)
+        self._sync_seconds, self._clock = sync_seconds, clock
+        self.sync()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(self, request_id: str, table: pa.Table) -> None:
+        """Adds rows of one open request.
+
+        Raises:
+            SchemaRefused: Other columns than `arrow_schema(features)`; a journal keeps no user columns.
+        """
+        if not table.schema.equals(self._schema):
+            odd = sorted(set(table.schema.names) ^ set(self._schema.names)) or ["types"]
+            raise SchemaRefused(f"other columns for the journal ({', '.join(odd)})")
+        for batch in table.combine_chunks().to_batches():
+            if batch.num_rows:
+                self._write(batch, request_id)
+        self._sync_if_due()
+
+    def close_request(self, request_id: str) -> None:
+        """Marks a request as complete: a batch without rows."""
+        columns = [pa.array([], field.type) for field in self._schema]
+        self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema), request_id)
+        self._sync_if_due()
+
+    def sync(self) -> None:
+        """Makes everything so far survive a power cut."""
+        os.fsync(self._file.fileno())
+        self._synced = self._clock()
+
+    def close(self) -> None:
+        """Ends the stream and keeps the journal. Harmless when closed already."""
+        if not self._file.closed:
+            self._stream.close()
+            self.sync()
+            self._file.close()
+
+    def delete(self) -> None:
+        """Removes the journal, once the file that it stands for is published."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, batch: pa.RecordBatch, request_id: str) -> None:
+        notes = {REQUEST: request_id.encode(), CHECK: batch_check(batch)}
+        self._stream.write_batch(batch, custom_metadata=notes)
+
+    def _sync_if_due(self) -> None:
+        if self._clock() - self._synced >= self._sync_seconds:
+            self.sync()
+
+
+def batch_check(batch: pa.RecordBatch) -> bytes:
+    """CRC-32 of a batch: the stream format has no checksums of its own."""
+    return f"{zlib.crc32(batch.serialize()):08x}".encode()
+
+
+def _pairs(header_text: str, run_id: str, part: int, parts: int | None) -> dict[str, str]:
+    pairs = {
+        "dflash.format_version": str(FORMAT_VERSION),
+        "dflash.run_id": run_id,
+        "dflash.part": str(part),
+        "dflash.header": header_text,
+    }
+    if parts is not None:
+        pairs["dflash.parts"] = str(parts)
+    return pairs | {"dflash.seal": seal(pairs)}

@@ -1,0 +1,159 @@
+"""Makes a draft file of what a broken recording left in its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from filelock import FileLock, Timeout
+
+from dflash.draftfile.errors import FileMissing, OpenError, OutputBusy
+from dflash.draftfile.invariants import check_rows
+from dflash.draftfile.journal import journal_path
+from dflash.draftfile.journal_reader import Entry, JournalReader, open_journal
+from dflash.draftfile.publish import beside
+from dflash.draftfile.reader import open_draft_file
+from dflash.draftfile.requests import check_requests
+from dflash.draftfile.summary import Kind
+from dflash.draftfile.view import Limits
+from dflash.draftfile.writer import DraftFileWriter
+from dflash.errors import DflashError
+
+
+class Recovered(NamedTuple):
+    """What a recovery brought back.
+
+    Attributes:
+        path: The draft file; it was there already if `already_complete`.
+        rows, requests: In the file.
+        closed: Requests that the recorder had finished.
+        interrupted: Requests that it had not; their last round says `interrupted`.
+        dropped: Requests whose rows were damaged and left out, with the reason.
+        torn_bytes: Bytes at the end of the journal that hold no whole round.
+    """
+
+    path: Path
+    content_digest: str
+    rows: int
+    requests: int
+    closed: int
+    interrupted: tuple[str, ...]
+    dropped: dict[str, str]
+    torn_bytes: int
+    already_complete: bool
+
+    @property
+    def lost(self) -> bool:
+        """Whether anything that had reached the journal could not be kept."""
+        return bool(self.torn_bytes or self.dropped)
+
+
+def recover(path: Path | str, output: Path | str | None = None, *, overwrite: bool = False) -> Recovered:
+    """Writes the requests of a journal as a draft file.
+
+    If the journal's own run has a valid file already, that file wins and nothing is written. The journal
+    is deleted once everything in it is published; it stays if something was lost.
+
+    Args:
+        path: A journal, or the output of the recording that broke off.
+        output: Where to write; default: the output of that recording.
+        overwrite: Replace an existing output.
+
+    Raises:
+        OpenError: No journal, or one that broke off before its header was written.
+        OutputBusy: The recording is still running.
+        WriteError: The output cannot be written.
+    """
+    journal, own = _places(Path(path))
+    target = own if output is None else Path(output)
+    with nullcontext() if target == own else _held(own):
+        reader = open_journal(journal)
+        found = _complete(reader, own)
+        if found is None:
+            found = _write(reader, target, overwrite)
+        if not found.lost:
+            journal.unlink()
+        return found
+
+
+def _places(path: Path) -> tuple[Path, Path]:
+    """The journal, and the file that its recording was to become."""
+    if path.suffix == ".journal":
+        return path, path.with_suffix(".parquet")
+    journal = journal_path(path)
+    if not journal.is_file():
+        raise FileMissing(journal)
+    return journal, path
+
+
+@contextmanager
+def _held(output: Path) -> Iterator[None]:
+    lock = FileLock(beside(output, ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputBusy(output) from error
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def _complete(reader: JournalReader, own: Path) -> Recovered | None:
+    try:
+        file = open_draft_file(own)
+    except OpenError:
+        return None
+    if file.run_id != reader.run_id or file.part != reader.part:
+        return None
+    return Recovered(own, file.content_digest, file.rows, file.requests, file.requests, (), {}, 0, True)
+
+
+def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
+    closed, interrupted, dropped = 0, list[str](), dict[str, str]()
+    limits = Limits.of(reader.header)
+    with DraftFileWriter(
+        target,
+        reader.header.raw,
+        run_id=reader.run_id,
+        part=reader.part,
+        parts=reader.parts,
+        overwrite=overwrite,
+    ) as writer:
+        for entry in reader.entries():
+            table = entry.table if entry.closed else mark_interrupted(entry.table)
+            if damage := _damage(entry, limits):
+                dropped[entry.request_id] = damage
+                continue
+            writer.write_request(table)
+            closed += entry.closed
+            interrupted += [] if entry.closed else [entry.request_id]
+        lost = {"torn_bytes": reader.torn_bytes, "dropped": dropped} if reader.torn_bytes or dropped else None
+        done = writer.finish("recovered", lost)
+    counts = (done.rows, done.requests, closed, tuple(interrupted), dropped, reader.torn_bytes)
+    return Recovered(done.path, done.content_digest, *counts, False)
+
+
+def _damage(entry: Entry, limits: Limits) -> str | None:
+    try:
+        check_rows(entry.table, limits)
+        check_requests(entry.table, ())
+    except DflashError as error:
+        return str(error)
+    return None
+
+
+def mark_interrupted(table: pa.Table) -> pa.Table:
+    """The rows of an unfinished request, its newest round cut short by `interrupted`."""
+    kind = table["kind"].to_numpy()
+    decided = np.flatnonzero((kind == Kind.LIVE) | (kind == Kind.PREFILL))
+    reasons = table["truncated_by"].to_pylist()
+    if len(decided) and reasons[decided[-1]] == "none":
+        reasons[decided[-1]] = "interrupted"
+    position = table.column_names.index("truncated_by")
+    return table.set_column(position, table.schema.field(position), pa.array(reasons, pa.string()))
