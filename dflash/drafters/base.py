@@ -1,4 +1,4 @@
-"""The one small base of all drafter families: an anchor goes in, a proposal (a tree with its law) comes out."""
+"""The one small base of all drafter families: an anchor goes in, a proposal comes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt lookup: the continuations of the latest earlier occurrences of the trunk's last tokens (no model)."""
+"""Prompt lookup: what followed earlier occurrences of the trunk's last tokens (no model)."""
 
 from __future__ import annotations
 

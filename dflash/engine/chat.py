@@ -1,4 +1,4 @@
-"""Prompts become requests: chat template, turns with the model's own answers, noise ordinals, context window."""
+"""Prompts become requests: chat template, turns, noise ordinals, context window."""
 
 from __future__ import annotations
 

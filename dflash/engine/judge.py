@@ -34,7 +34,7 @@ class Judge:
         sampling: Sampling,
         source: Sequence[int],
     ) -> Row:
-        """Columns of identity, tree and target for one round; `logits` [nodes + 1, vocabulary], slot order."""
+        """Columns of identity, tree and target for one round; `logits` [nodes + 1, vocabulary]."""
         law = target_law(logits, sampling, self.store_topk, self._noise(anchor, proposal, logits, sampling))
         row: Row = {
             "anchor_position": anchor.position,

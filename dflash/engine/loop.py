@@ -1,5 +1,4 @@
 """The speculative loop: draft a tree, score it in one target forward, accept, commit, emit, record."""
-"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What would be emitted if a node and its earlier siblings failed, and the mass that block verification
-needs.
-"""
+"""What replaces a node that failed, and the mass that block verification needs."""
 
 from __future__ import annotations
 

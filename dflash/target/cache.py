@@ -37,8 +37,7 @@ class TrunkCache(Cache):
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Scatter [n, kv heads, width, head dim] to the staged rows; return what the queries may attend to.
-        """
+        """Scatter [n, kv heads, width, head dim] to the staged rows; return what queries may attend to."""
         return (
             self._store(self.keys, key_states, layer_idx),
             self._store(self.values, value_states, layer_idx),

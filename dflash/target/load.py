@@ -131,8 +131,7 @@ def _source(name: str, progress: Progress) -> _Source:
 
 
 def _hub_reachable() -> bool:
-    """Whether the hub's name resolves; asked first because the hub client retries for half a minute offline.
-    """
+    """Whether the hub's name resolves; asked first, as its client retries for half a minute."""
     host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname
     try:
         socket.getaddrinfo(host, 443)

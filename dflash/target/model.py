@@ -19,8 +19,7 @@ PREFILL_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one forward said about one lane: `logits` [w, vocabulary] and `taps` [w, taps x hidden] (or None).
-    """
+    """What one forward said about one lane: `logits` [w, vocabulary], `taps` [w, taps x hidden] or None."""
 
     logits: Tensor
     taps: Tensor | None

@@ -1,5 +1,4 @@
-"""The target's noise at absolute positions, computed once however many slots, branches and rounds look at it.
-"""
+"""The target's noise at absolute positions, computed once however often it is looked at."""
 
 from __future__ import annotations
 

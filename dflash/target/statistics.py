@@ -43,7 +43,7 @@ class TargetLaw:
 
 
 def target_law(logits: Tensor, sampling: Sampling, store_topk: int, noise: Tensor | None) -> TargetLaw:
-    """Judge raw `logits` [slots, vocabulary]; `noise`, of the same shape, holds log E (None at temperature 0).
+    """Judge raw `logits` [slots, vocabulary]; `noise`, of the same shape, is log E (None at temperature 0).
 
     The choice is the winner of log p - log E (Gumbel-max on shared noise, Daliri et al. 2408.07978), or the
     argmax. The vocabulary is passed over as few times as the columns allow: recording must cost little.
@@ -99,8 +99,7 @@ def _lse_and_entropy(scaled: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def node_statistics(law: TargetLaw, tokens: Sequence[int], parents: Sequence[int]) -> Columns:
-    """What the target thinks of each node: log p, raw logit, and the p mass of likelier tokens, all [nodes].
-    """
+    """What the target thinks of each node: log p, raw logit, mass of likelier tokens, all [nodes]."""
     if not tokens:
         empty = np.empty(0, dtype=np.float32)
         return {"node_logp": empty, "node_target_logit": empty, "node_mass_above": empty}
