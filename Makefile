@@ -48,12 +48,14 @@ $(READY): pyproject.toml
 demo: $(READY)  ## record a real model on a real prompt, replay it, look at it
 	@mkdir -p demo
 	$(DFLASH) models pull -q
-	$(DFLASH) record "Write a short poem about rainbows. Then repeat the poem." -o demo/ngram.parquet --overwrite
+	$(DFLASH) record "Explain rainbows to a child." -o demo/ngram.parquet --overwrite
 	$(DFLASH) info demo/ngram.parquet
+	$(DFLASH) cat demo/ngram.parquet -n 12
 	$(DFLASH) replay demo/ngram.parquet --check
 	$(DFLASH) replay demo/ngram.parquet --policy match --policy match:length=2 --policy threshold:t=0.7
-	$(DFLASH) record "What is a rainbow?" --drafter self --temperature 0.8 --max-new-tokens 48 -o demo/self.parquet --overwrite
-	$(DFLASH) info demo/self.parquet
+	$(DFLASH) record "Explain rainbows to a child." --drafter self --temperature 0.8 --max-new-tokens 48 \
+	  -o demo/self.parquet --overwrite
+	$(DFLASH) replay demo/self.parquet --check
 
 test: $(READY)  ## run the tests that need no GPU, the slow ones too
 	$(PYTEST)
