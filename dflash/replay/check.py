@@ -18,7 +18,7 @@ from dflash.replay.joints import Findings, find
 from dflash.replay.recorded import RECORDED_COLUMNS, Recorded
 
 CHECK_COLUMNS = (*RECORDED_COLUMNS, "draft_length", "branches", "prompt_tokens", "slot_choice", "round")
-LISTED = 20
+LISTED = 10
 
 
 class Failure(NamedTuple):
@@ -50,7 +50,7 @@ class Check:
         rounds: live rounds seen.
         requests: requests seen.
         failures: how many, by what is wrong.
-        listed: the first of them.
+        listed: the first `LISTED` of each kind.
         ties: coin ties; a round that one of them decides the other way is no failure.
         eos: tokens that ended a request.
     """
@@ -96,7 +96,8 @@ class Check:
         if not len(findings.rows):
             return
         self.failures[findings.what] += len(findings.rows)
-        rows = findings.rows[: max(0, LISTED - len(self.listed))]
+        listed = sum(failure.what == findings.what for failure in self.listed)
+        rows = findings.rows[: max(0, LISTED - listed)]
         for row, expected, found in zip(rows, findings.expected, findings.found, strict=False):
             self.listed.append(Failure(findings.what, *self._place(batch, row), str(expected), str(found)))
 

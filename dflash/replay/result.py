@@ -67,7 +67,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Whether every recorded decision was reproduced; at most `LISTED` failures and ties are listed."""
+    """Whether every recorded decision was reproduced; at most `LISTED` failures of a kind are listed."""
 
     passed: bool
     requests: int

@@ -51,17 +51,13 @@ class VerdictWriter:
         self, path: Path, parents: Sequence[str], policies: Sequence[str], *, overwrite: bool = False
     ) -> None:
         self._publication = Publication(path, overwrite=overwrite)
-        facts = {
+        self._facts = {
             "dflash.verdicts_version": str(VERDICTS_VERSION),
             "dflash.parents": canonical_json(list(parents)),
             "dflash.policies": canonical_json(list(policies)),
         }
         self._writer = pq.ParquetWriter(
-            self._publication.file,
-            _SCHEMA.with_metadata(facts),
-            compression="zstd",
-            write_page_checksum=True,
-            store_schema=False,
+            self._publication.file, _SCHEMA, compression="zstd", write_page_checksum=True
         )
 
     def __enter__(self) -> VerdictWriter:
@@ -70,6 +66,9 @@ class VerdictWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # the writer would complain of a closed file later; what it writes now is thrown away
+        if self._writer.is_open:
+            self._writer.close()
         self._publication.discard()
 
     def add(self, policy: str, batch: Batch, parts: Sequence[Part], judged: Sequence[Judged]) -> None:
@@ -81,6 +80,7 @@ class VerdictWriter:
 
     def finish(self) -> None:
         """Close the file and give it its name."""
+        self._writer.add_key_value_metadata(self._facts)
         self._writer.close()
         self._publication.publish()
 
@@ -100,4 +100,3 @@ def _table(policy: str, batch: Batch, part: Part, judged: Judged) -> pa.Table:
         pa.array(decision.coin_tie),
     ]
     return pa.Table.from_arrays(columns, schema=_SCHEMA)
-
