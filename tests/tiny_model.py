@@ -45,7 +45,8 @@ def write_tiny(folder: Path, *, layers: int = 2, seed: int = 0, window: int = 51
     )
     model = tf.LlamaForCausalLM(config)
     # a sharp head on a weak body: nearly a Markov chain, so greedy answers run into cycles
-    model.lm_head.weight.data.mul_(8.0)
+    printable = [token for token in range(len(tokenizer)) if tokenizer.decode([token]).isascii()]
+    model.lm_head.weight.data[printable] *= 8.0
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

