@@ -118,17 +118,17 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
     def _write(self, batch: pa.RecordBatch, request_id: str) -> None:
-        notes = {REQUEST: request_id.encode(), CHECK: batch_check(batch)}
-        self._stream.write_batch(batch, custom_metadata=notes)
+        name = request_id.encode()
+        self._stream.write_batch(batch, custom_metadata={REQUEST: name, CHECK: batch_check(name, batch)})
 
     def _sync_if_due(self) -> None:
         if self._clock() - self._synced >= self._sync_seconds:
             self.sync()
 
 
-def batch_check(batch: pa.RecordBatch) -> bytes:
-    """CRC-32 of a batch: the stream format has no checksums of its own."""
-    return f"{zlib.crc32(batch.serialize()):08x}".encode()
+def batch_check(name: bytes, batch: pa.RecordBatch) -> bytes:
+    """CRC-32 of a batch and its request: the stream format has no checksums of its own."""
+    return f"{zlib.crc32(batch.serialize(), zlib.crc32(name)):08x}".encode()
 
 
 def _pairs(header_text: str, run_id: str, part: int, parts: int | None) -> dict[str, str]:

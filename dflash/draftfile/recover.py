@@ -17,7 +17,7 @@ from dflash.draftfile.journal import journal_path
 from dflash.draftfile.journal_reader import Entry, JournalReader, open_journal
 from dflash.draftfile.publish import beside
 from dflash.draftfile.reader import open_draft_file
-from dflash.draftfile.requests import check_requests
+from dflash.draftfile.requests import RequestSplit, check_requests
 from dflash.draftfile.summary import Kind
 from dflash.draftfile.view import Limits
 from dflash.draftfile.writer import DraftFileWriter
@@ -116,7 +116,7 @@ def _complete(reader: JournalReader, own: Path) -> Recovered | None:
 
 def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
     closed, interrupted, dropped = 0, list[str](), dict[str, str]()
-    limits = Limits.of(reader.header)
+    limits, seen = Limits.of(reader.header), set[str]()
     with DraftFileWriter(
         target,
         reader.header.raw,
@@ -127,9 +127,10 @@ def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
     ) as writer:
         for entry in reader.entries():
             table = entry.table if entry.closed else mark_interrupted(entry.table)
-            if damage := _damage(entry, limits):
+            if damage := _damage(entry, limits, seen):
                 dropped[entry.request_id] = damage
                 continue
+            seen.add(entry.request_id)
             writer.write_request(table)
             closed += entry.closed
             interrupted += [] if entry.closed else [entry.request_id]
@@ -139,10 +140,12 @@ def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
     return Recovered(done.path, done.content_digest, *counts, False)
 
 
-def _damage(entry: Entry, limits: Limits) -> str | None:
+def _damage(entry: Entry, limits: Limits, seen: set[str]) -> str | None:
     try:
         check_rows(entry.table, limits)
-        check_requests(entry.table, ())
+        names = check_requests(entry.table, seen)
+        if names != {entry.request_id}:
+            raise RequestSplit(f"rows of {entry.request_id!r} alone", ", ".join(sorted(names)))
     except DflashError as error:
         return str(error)
     return None
