@@ -115,9 +115,9 @@ class _Fit:
 
     def nodes(self, lengths: Ints) -> Ints:
         """The n that explains each length; -2 if none does, UNKNOWN for a null list."""
-        whole = lengths if self.times == 1 else lengths // self.times
-        nodes = np.where(lengths < 0, UNKNOWN, whole - self.extra)
-        return nodes if self.times == 1 else np.where(lengths > whole * self.times, -2, nodes)
+        whole = lengths // self.times
+        fitting = np.where(lengths == whole * self.times, whole - self.extra, -2)
+        return np.where(lengths < 0, UNKNOWN, fitting)
 
     def __str__(self) -> str:
         return f"{self.times} x (nodes + {self.extra})" if self.extra else "nodes x 1"

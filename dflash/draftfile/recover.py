@@ -109,7 +109,7 @@ def _complete(reader: JournalReader, own: Path) -> Recovered | None:
         file = open_draft_file(own)
     except OpenError:
         return None
-    if file.run_id != reader.run_id or file.part != reader.part:
+    if file.run_id != reader.run_id or file.part != reader.part or file.lost is not None:
         return None
     return Recovered(own, file.content_digest, file.rows, file.requests, file.requests, (), {}, 0, True)
 

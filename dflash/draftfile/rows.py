@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from dflash.draftfile.columns import COLUMN, Column, arrow_schema, is_user_column
+from dflash.draftfile.columns import arrow_schema, is_user_column
 from dflash.draftfile.errors import UnknownColumn, ValueOutOfType
 
 Row = Mapping[str, Any]
@@ -47,52 +48,69 @@ class RequestRows:
         Raises:
             ValueOutOfType: A value that the column's type cannot hold.
         """
-        arrays = [column_array(COLUMN[name], self._rows) for name in self._schema.names]
+        arrays = [column_array(field, self._rows) for field in self._schema]
         table = pa.Table.from_arrays(arrays, schema=self._schema)
         for name in sorted({name for row in self._rows for name in row if is_user_column(name)}):
             table = table.append_column(name, pa.array([row.get(name) for row in self._rows]))
         return table
 
 
-def column_array(column: Column, rows: Sequence[Row]) -> pa.Array:
-    """One column of the rows as an Arrow array of the column's type."""
-    values = [row.get(column.name) for row in rows]
+def column_array(field: pa.Field, rows: Sequence[Row]) -> pa.Array:
+    """One column of the rows as an Arrow array of the field's type."""
+    values = [row.get(field.name) for row in rows]
+    if all(value is None for value in values):
+        return pa.nulls(len(values), field.type)
     try:
-        return _list_array(column, values) if column.is_list else _scalar_array(column, values)
+        if pa.types.is_list(field.type):
+            return _list_array(field.type, values)
+        return _scalar_array(field.type, values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise ValueOutOfType(column.name, column.type, str(error)) from error
+        raise ValueOutOfType(field.name, str(field.type), str(error)) from error
 
 
-def _scalar_array(column: Column, values: list[Any]) -> pa.Array:
-    if pa.types.is_floating(column.leaf_type):
+def _scalar_array(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    if pa.types.is_floating(kind):
         values = [None if value is None or value != value else float(value) for value in values]
-    return pa.array(values, column.arrow_type)
+    return pa.array(values, kind)
 
 
-def _list_array(column: Column, values: list[Any]) -> pa.Array:
-    present = [_elements(value) for value in values if value is not None]
+def _list_array(kind: pa.ListType, values: list[Any]) -> pa.Array:
+    found = [None if value is None else _elements(value) for value in values]
+    present = [part for part in found if part is not None]
     offsets = np.zeros(len(values) + 1, np.int32)
-    lengths = iter(len(data) for data, _ in present)
-    offsets[1:] = np.cumsum([0 if value is None else next(lengths) for value in values])
-    empty = (np.empty(0, np.int64), np.empty(0, bool))
-    data, mask = (np.concatenate(parts) for parts in zip(*(present or [empty]), strict=True))
-    leaf = pa.array(data, mask=mask if mask.any() else None).cast(column.leaf_type)
-    nulls = pa.array([value is None for value in values], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), leaf, type=column.arrow_type, mask=nulls)
+    np.cumsum([0 if part is None else len(part.data) for part in found], out=offsets[1:])
+    data = np.concatenate([part.data for part in present])
+    holes = any(part.holes is not None for part in present)
+    mask = np.concatenate([part.mask() for part in present]) if holes else None
+    leaf = pa.array(data, mask=mask).cast(kind.value_type)
+    nulls = pa.array([part is None for part in found]) if len(present) < len(found) else None
+    return pa.ListArray.from_arrays(pa.array(offsets), leaf, type=kind, mask=nulls)
 
 
-def _elements(value: Any) -> tuple[np.ndarray, np.ndarray]:
-    data = np.asarray(np.ma.getdata(value) if isinstance(value, np.ma.MaskedArray) else value)
-    mask = (
-        np.array(np.ma.getmaskarray(value))
-        if isinstance(value, np.ma.MaskedArray)
-        else np.zeros(data.shape, bool)
-    )
-    if data.size == 0:
-        return np.empty(0, np.int64), np.empty(0, bool)
+class _Elements(NamedTuple):
+    """The elements of one list; `holes` is None if none is null."""
+
+    data: npt.NDArray[Any]
+    holes: npt.NDArray[np.bool_] | None
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(self.data), bool) if self.holes is None else self.holes
+
+
+def _elements(value: Any) -> _Elements:
+    holes = np.ma.getmaskarray(value) if isinstance(value, np.ma.MaskedArray) else None
+    data = np.asarray(value)
+    if data.ndim != 1:
+        raise ValueError(f"expected a list, found {data.ndim} dimensions")
+    if not data.size:
+        return _Elements(np.empty(0, np.int8), None)
     if data.dtype == object:
-        mask |= np.array([item is None or item != item for item in data])
-        data = np.array([0 if hole else item for item, hole in zip(data, mask, strict=True)])
+        none = np.array([item is None or item != item for item in data])
+        data = np.array([0 if hole else item for item, hole in zip(data, none, strict=True)])
     elif data.dtype.kind == "f":
-        mask |= np.isnan(data)
-    return np.where(mask, data.dtype.type(0), data), mask
+        none = np.isnan(data)
+    else:
+        none = np.zeros(len(data), bool)
+    if holes is not None:
+        none |= holes
+    return _Elements(np.where(none, data.dtype.type(0), data), none) if none.any() else _Elements(data, None)

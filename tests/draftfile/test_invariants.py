@@ -140,6 +140,15 @@ def test_good_rows_pass_whatever_columns_are_read(seed: int, names: set[str]) ->
     check_requests(table.select(wanted), set())
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, column in COLUMN.items() if column.nullable and name != "node_parent"]
+)
+def test_any_nullable_value_may_be_absent(name: str) -> None:
+    table = one_request()
+    if name in table.column_names:
+        assert broken.row_problems(put(name, None)(table), LIMITS) == []
+
+
 def test_all_kinds_of_problems_are_found_at_once() -> None:
     table = put("kind", 9)(put("truncated_by", "magic")(put("accepted_nodes", [99])(one_request())))
     kinds = {type(problem) for problem in broken.row_problems(table, LIMITS)}
