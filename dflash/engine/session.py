@@ -149,6 +149,10 @@ class Session:
             order += 1
             yield conversation
 
+    def forget(self) -> None:
+        """Treat the next prompts as the first of the run: ordinals start anew."""
+        self._ordinals = Ordinals()
+
     def record(
         self,
         conversations: Iterable[ChatConversation],

@@ -1,0 +1,16 @@
+"""`dflash bench`: measurements, each imported when it is asked for."""
+
+from __future__ import annotations
+
+import click
+
+from dflash.cli.lazy import Entry, LazyGroup
+
+BENCHMARKS = {
+    "record": Entry("dflash.cli.bench_record:record", "What recording costs, on against off."),
+}
+
+
+@click.group(cls=LazyGroup, table=BENCHMARKS)
+def bench() -> None:
+    """Measure the toolkit on this machine, side by side in one process."""
