@@ -1,4 +1,4 @@
-"""The `dflash` command: finds a subcommand and imports only that one."""
+"""The `dflash` command: its table of commands, its own options, and how one command line is run."""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 from click.shell_completion import shell_complete
 
 from dflash import __version__
-from dflash.cli.options import talk_options
+from dflash.cli.lazy import Entry, LazyGroup
 from dflash.cli.outcome import Exit, exit_code
-from dflash.cli.settings import SETTINGS_FILE, check_settings, did_you_mean, read_settings
-from dflash.errors import UsageError
+from dflash.cli.settings import SETTINGS_FILE, check_settings, read_settings
 
 _COMPLETION = "_DFLASH_COMPLETE"
-
-
-class Entry(NamedTuple):
-    """One line of the command table: where the click command lives, and what it does in a few words."""
-
-    home: str
-    summary: str
 
 
 COMMANDS: Mapping[str, Entry] = {
@@ -37,9 +26,6 @@ COMMANDS: Mapping[str, Entry] = {
     "cat": Entry("dflash.cli.cat:cat", "Print recorded rounds: trees as text, ndjson or csv."),
     "doctor": Entry("dflash.cli.doctor:doctor", "Examine draft files for every kind of damage."),
     "recover": Entry("dflash.cli.recover:recover", "Make a draft file of a broken recording's journal."),
-    "cat": Entry("dflash.cli.cat:cat", "Print the rounds of a draft file."),
-    "doctor": Entry("dflash.cli.doctor:doctor", "Examine draft files for damage."),
-    "recover": Entry("dflash.cli.recover:recover", "Salvage the journal of a broken recording."),
     "models": Entry("dflash.cli.models:models", "List, fetch and remove target models."),
     "policies": Entry("dflash.cli.policies:policies", "List acceptance rules and their parameters."),
     "schema": Entry("dflash.cli.schema:schema", "Show the columns of the draft-file format."),
@@ -48,47 +34,14 @@ COMMANDS: Mapping[str, Entry] = {
 }
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are asked for, each with -q and -v."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command of the table, in its order."""
-        return [name for name, entry in COMMANDS.items() if find_spec(entry.home.partition(":")[0])]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command, or None if the table has no such name."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name].home.partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
-        _add_talk_options(command)
-        return command
-
+class _Toolkit(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, offer the nearest name for an unknown one, check its settings."""
-        if args and args[0] not in COMMANDS:
-            raise UsageError(f"There is no command {args[0]!r}.{did_you_mean(args[0], COMMANDS)}")
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and command is not None:
             check_settings(name, command, (ctx.default_map or {}).get(name, {}))
         return name, command, rest
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table, without importing them."""
-        rows = [(name, COMMANDS[name].summary) for name in self.list_commands(ctx)]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
-
-
-def _add_talk_options(command: click.Command) -> None:
-    taken = {flag for parameter in command.params for flag in parameter.opts}
-    command.params += [option for option in talk_options() if not taken.intersection(option.opts)]
-    if isinstance(command, click.Group):
-        for child in command.commands.values():
-            _add_talk_options(child)
 
 
 def _use_settings(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
@@ -97,7 +50,8 @@ def _use_settings(context: click.Context, parameter: click.Parameter, path: Path
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=_Toolkit,
+    table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done or same; 1 different or a check failed; 2 usage or unreadable input; "
     "3 finished but data was lost; 130 interrupted; 141 closed pipe.",

@@ -77,12 +77,17 @@ class FiniteFloat(click.ParamType[float]):
         return f" {bounds}" if bounds else ""
 
 
-def talk_options() -> list[click.Option]:
-    """-q and -v, as every command takes them."""
-    return [
+def add_talk_options(command: click.Command) -> None:
+    """Give a command, and all commands below it, -q and -v; done twice it changes nothing more."""
+    taken = {flag for parameter in command.params for flag in parameter.opts}
+    options = (
         _level_option(["-q", "--quiet"], Level.QUIET, "Say nothing on stderr but warnings and errors."),
         _level_option(["-v", "--verbose"], Level.VERBOSE, "Say more on stderr."),
-    ]
+    )
+    command.params += [option for option in options if not taken.intersection(option.opts)]
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            add_talk_options(child)
 
 
 def _level_option(flags: list[str], level: Level, text: str) -> click.Option:

@@ -19,15 +19,15 @@ ROOT = Path(__file__).parents[2]
 SCHEMAS = sorted((ROOT / "schemas").glob("*.schema.json"))
 
 
-def commands() -> list[tuple[str, click.Command]]:
-    context = click.Context(main.app)
+def commands(group: click.Group = main.app, above: str = "") -> list[tuple[str, click.Command]]:
+    context = click.Context(group)
     found = []
-    for name in main.app.list_commands(context):
-        command = main.app.get_command(context, name)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         assert command is not None
-        found.append((name, command))
+        found.append((above + name, command))
         if isinstance(command, click.Group):
-            found += [(f"{name} {child}", below) for child, below in command.commands.items()]
+            found += commands(command, f"{above}{name} ")
     return found
 
 

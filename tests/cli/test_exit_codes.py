@@ -40,6 +40,7 @@ WRONG = [
     (["models", "pull", "no-such-model"], "Expected a model of the catalogue"),
     (["models", "pull", "SmolLM2-135M-Instuct"], "Did you mean 'SmolLM2-135M-Instruct'?"),
     (["models", "fetch"], "No such command"),
+    (["bench", "recrod"], "There is no command `dflash bench recrod`. Did you mean 'record'?"),
     (["--settings", "missing.toml", "env"], "cannot be read"),
 ]
 
@@ -78,8 +79,8 @@ def test_interrupted() -> None:
         "def wait():\n"
         "    print('waiting', flush=True)\n"
         "    time.sleep(60)\n"
+        "main.app.table = {'wait': main.Entry('', '')}\n"
         "main.LazyGroup.get_command = lambda group, context, name: wait\n"
-        "main.COMMANDS = {'wait': main.Entry('', '')}\n"
         "sys.exit(main.run(['wait']))\n"
     )
     command = [sys.executable, "-c", script]

@@ -45,14 +45,17 @@ def test_the_examples_run(tmp_path: Path, default_target: Path) -> None:
         assert duckdb.sql(query.replace("'run.parquet'", f"'{tmp_path / 'run.parquet'}'")).fetchall()
 
 
+def flags_of(command: click.Command) -> set[str]:
+    flags = {flag for option in command.params for flag in option.opts}
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            flags |= flags_of(command.get_command(context, name) or command)
+    return flags
+
+
 def test_every_command_and_option_exists() -> None:
-    context = click.Context(main.app)
-    flags = {flag for option in main.app.params for flag in option.opts} | {"--debug"}
-    for name in main.COMMANDS:
-        command = main.app.get_command(context, name)
-        assert command is not None
-        below = command.commands.values() if isinstance(command, click.Group) else []
-        flags |= {flag for part in (command, *below) for option in part.params for flag in option.opts}
+    flags = flags_of(main.app)
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL) + "".join(examples("sh"))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", prose)) <= flags
     assert set(re.findall(r"^dflash (\w+)|`dflash (\w+)", prose, re.MULTILINE)) <= {
