@@ -115,9 +115,12 @@ class _Fit:
 
     def nodes(self, lengths: Ints) -> Ints:
         """The n that explains each length; -2 if none does, UNKNOWN for a null list."""
-        whole = lengths // self.times
-        fitting = np.where(lengths == whole * self.times, whole - self.extra, -2)
-        return np.where(lengths < 0, UNKNOWN, fitting)
+        whole = lengths if self.times == 1 else lengths // self.times
+        nodes = whole - self.extra
+        if self.times > 1:
+            nodes[lengths != whole * self.times] = -2
+        nodes[lengths < 0] = UNKNOWN
+        return nodes
 
     def __str__(self) -> str:
         return f"{self.times} x (nodes + {self.extra})" if self.extra else "nodes x 1"
@@ -211,11 +214,11 @@ def _check_accepted(view: View) -> None:
         return
     accepted, nodes = view.lists("accepted_nodes"), view.lists("node_parent")
     index = accepted.values.to_numpy(zero_copy_only=False).astype(np.int64)
-    rows, counts = accepted.rows, nodes.counts
-    inside = (index >= 0) & (index < counts[rows])
-    flat = ((np.cumsum(counts) - counts)[rows] + index)[inside]
-    parent = np.full(len(index), UNKNOWN)
-    parent[inside] = nodes.values.to_numpy(zero_copy_only=False)[flat]
+    counts, parents = nodes.counts, nodes.values.to_numpy(zero_copy_only=False)
+    size = np.repeat(counts, accepted.counts)
+    inside = (index >= 0) & (index < size)
+    flat = np.repeat(np.cumsum(counts) - counts, accepted.counts) + index
+    parent = np.append(parents, np.int16(UNKNOWN))[np.where(inside, flat, -1)]
     before = np.where(accepted.positions == 0, -1, np.roll(index, 1))
     odd = ~inside | (parent != before)
     if odd.any():

@@ -63,9 +63,9 @@ class Lists(NamedTuple):
     @property
     def positions(self) -> Ints:
         """The index of each value in its own row."""
-        counts = self.counts
-        starts: Ints = np.repeat(np.cumsum(counts) - counts, counts)
-        return np.arange(len(starts)) - starts
+        counts = self.counts.astype(np.int32)
+        starts: Ints = np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
+        return np.arange(len(starts), dtype=np.int32) - starts
 
     def row_of(self, place: int) -> int:
         """The row of one value."""
