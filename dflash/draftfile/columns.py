@@ -60,14 +60,17 @@ class Column:
 
     @property
     def is_list(self) -> bool:
+        """Whether a value is a list."""
         return self.element_id is not None
 
     @property
     def leaf_type(self) -> pa.DataType:
+        """Arrow type of the value, or of a list element."""
         return _LEAVES[self.type.removeprefix("list<").removesuffix(">")]
 
     @property
     def arrow_type(self) -> pa.DataType:
+        """Arrow type, with the field id on the elements of a list."""
         if self.element_id is None:
             return self.leaf_type
         element = pa.field("element", self.leaf_type, bool(self.element_nullable))
@@ -75,6 +78,7 @@ class Column:
 
     @property
     def arrow_field(self) -> pa.Field:
+        """Arrow field with its field id."""
         return pa.field(self.name, self.arrow_type, self.nullable, {FIELD_ID: str(self.field_id)})
 
 
@@ -103,4 +107,5 @@ def arrow_schema(features: bool = False) -> pa.Schema:
 
 
 def is_user_column(name: str) -> bool:
+    """Whether a column is a user's own."""
     return name.startswith(USER_PREFIX)

@@ -29,6 +29,7 @@ class ColumnDigest:
         self._seen = False
 
     def update(self, column: pa.ChunkedArray | pa.Array) -> None:
+        """Adds rows, in file order."""
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         for chunk in chunks:
             self._seen = self._seen or chunk.null_count < len(chunk)
@@ -46,6 +47,7 @@ class TableDigest:
         self._columns: dict[str, ColumnDigest] = {}
 
     def update(self, table: pa.Table) -> None:
+        """Adds the rows of a table, in file order."""
         for name in table.column_names:
             self._columns.setdefault(name, ColumnDigest()).update(table[name])
 
@@ -56,6 +58,7 @@ class TableDigest:
 
 
 def digest_key(name: str) -> str:
+    """Field id of a column of the format, name of a user column."""
     column = COLUMN.get(name)
     return str(column.field_id) if column else name
 

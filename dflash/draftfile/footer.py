@@ -60,17 +60,24 @@ class Pairs:
     values: Mapping[str, str]
 
     def text(self, key: str) -> str:
+        """The value of a pair.
+
+        Raises:
+            MetadataInvalid: It is missing.
+        """
         if key not in self.values:
             raise MetadataInvalid(self.path, key, "it is missing")
         return self.values[key]
 
     def integer(self, key: str) -> int:
+        """The value of a pair as a count."""
         found = self.text(key)
         if not (found.isascii() and found.isdigit()):
             raise MetadataInvalid(self.path, key, f"expected a count, found {found[:40]!r}")
         return int(found)
 
     def json(self, key: str) -> Any:
+        """The value of a pair as JSON."""
         try:
             return json.loads(self.text(key))
         except ValueError as error:
@@ -78,6 +85,7 @@ class Pairs:
 
     @property
     def summary(self) -> dict[str, Any]:
+        """The counts of `Summary`, checked to be all there."""
         found = self.json("dflash.summary")
         try:
             return Summary.from_dict(found).to_dict()
@@ -86,6 +94,7 @@ class Pairs:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
+        """The capabilities that a reader must know."""
         found = self.json("dflash.requires")
         if not (isinstance(found, list) and all(isinstance(name, str) for name in found)):
             raise MetadataInvalid(

@@ -45,79 +45,98 @@ class Header:
 
     @property
     def target(self) -> Json:
+        """Identity of the model that verifies."""
         return dict(self.raw["target"])
 
     @property
     def drafters(self) -> list[Json]:
+        """Identities of what proposes; `node_source` is an index into this list."""
         return list(self.raw["drafters"])
 
     @property
     def tokenizer(self) -> Json:
+        """Digest, vocabulary sizes and chat-template digest."""
         return dict(self.raw["tokenizer"])
 
     @property
     def sampling(self) -> Json:
+        """Temperature, top-k and top-p of the target."""
         return dict(self.raw["sampling"])
 
     @property
     def temperature(self) -> float:
+        """Temperature of the target; 0 is greedy."""
         return float(self.raw["sampling"]["temperature"])
 
     @property
     def seed(self) -> int:
+        """Seed of the run."""
         return int(self.raw["seed"])
 
     @property
     def policy(self) -> Json:
+        """The policy that decided."""
         return dict(self.raw["policy"])
 
     @property
     def shape(self) -> Json:
+        """Largest length and branches that were drafted."""
         return dict(self.raw["shape"])
 
     @property
     def store_topk(self) -> int:
+        """Top logits stored per slot."""
         return int(self.raw["store_topk"])
 
     @property
     def draft_topk(self) -> int | None:
+        """Top-k that sampled proposals were drawn from."""
         found: int | None = self.raw["draft_topk"]
         return found
 
     @property
     def tie_tolerance(self) -> float:
+        """Raw logits under which two tokens are a near-tie."""
         return float(self.raw["tie_tolerance"])
 
     @property
     def dense(self) -> bool:
+        """Whether every committed position has a verified draft."""
         return bool(self.raw["dense"])
 
     @property
     def q_complete(self) -> bool:
+        """Whether the stored draft logits are all of q."""
         return bool(self.raw["q_complete"])
 
     @property
     def features(self) -> Json:
+        """What was kept of the target's hidden states."""
         return dict(self.raw["features"])
 
     @property
     def lanes(self) -> int:
+        """Concurrent requests of the engine."""
         return int(self.raw["lanes"])
 
     @property
     def rng(self) -> Json:
+        """Scheme and version of the noise."""
         return dict(self.raw["rng"])
 
     @property
     def engine(self) -> Json:
+        """Versions, device and kernels."""
         return dict(self.raw["engine"])
 
     @property
     def vocab_size(self) -> int:
+        """Logical vocabulary: ids that the tokenizer knows."""
         return int(self.raw["tokenizer"]["vocab_size"])
 
     @property
     def padded_vocab_size(self) -> int:
+        """Rows of the target's output layer."""
         return int(self.raw["tokenizer"]["padded_vocab_size"])
 
 

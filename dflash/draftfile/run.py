@@ -40,18 +40,22 @@ class Run:
 
     @property
     def run_id(self) -> str:
+        """Identity of the run."""
         return self.files[0].run_id
 
     @property
     def rows(self) -> int:
+        """Rows of all parts."""
         return sum(file.rows for file in self.files)
 
     @property
     def requests(self) -> int:
+        """Requests of all parts."""
         return sum(file.requests for file in self.files)
 
     @property
     def summary(self) -> Summary:
+        """Counts of all parts together."""
         return merged(Summary.from_dict(file.summary) for file in self.files)
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

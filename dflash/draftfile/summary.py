@@ -93,6 +93,7 @@ class Summary:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """The counts by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod

@@ -42,6 +42,7 @@ class Limits:
 
     @classmethod
     def of(cls, header: Header) -> Self:
+        """The limits of a header."""
         return cls(header.padded_vocab_size, min(header.store_topk, header.vocab_size), len(header.drafters))
 
 
@@ -53,6 +54,7 @@ class Lists(NamedTuple):
 
     @property
     def counts(self) -> Ints:
+        """Values in each row; 0 for a null list."""
         return np.maximum(self.lengths, 0)
 
     @property
@@ -83,6 +85,7 @@ class View:
     _lists: dict[str, Lists] = field(default_factory=dict)
 
     def has(self, *names: str) -> bool:
+        """Whether all these columns were read."""
         return all(name in self.table.column_names for name in names)
 
     def lists(self, name: str) -> Lists:
@@ -102,6 +105,7 @@ class View:
         self.fail(kind, expected, found, self.lists(name).row_of(place))
 
     def fail(self, kind: type[DataError], expected: str, found: str, row: int) -> None:
+        """Records a violation in a row."""
         self.found.append(kind(expected, found, self.place.path, self.place.row_group, row))
 
 

@@ -57,6 +57,7 @@ class Part:
     parts: int | None
 
     def pairs(self) -> dict[str, str]:
+        """The part as metadata pairs."""
         found = {"dflash.run_id": self.run_id, "dflash.part": str(self.part)}
         return found | ({"dflash.parts": str(self.parts)} if self.parts is not None else {})
 
@@ -122,6 +123,7 @@ class DraftFileWriter:
 
     @property
     def path(self) -> Path:
+        """Where the file will appear."""
         return self._publication.path
 
     def write_request(self, table: pa.Table) -> None:
