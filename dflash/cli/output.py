@@ -16,7 +16,15 @@ from typing import Any, NoReturn
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 _LEVEL = "dflash.level"
 _PIPE_WIDTH = 160
@@ -115,18 +123,24 @@ def emit(document: Mapping[str, Any], as_json: bool, render: Callable[[Console],
 
 
 @contextmanager
-def bar(description: str, total: float | None = None) -> Iterator[tuple[Progress, TaskID]]:
+def bar(
+    description: str, total: float | None = None, clock: ProgressColumn | None = None
+) -> Iterator[tuple[Progress, TaskID]]:
     """A progress bar on stderr; nothing is drawn under -q or when stderr is no terminal.
+
+    Args:
+        description: What is being done.
+        total: Steps of the whole work, if that is known.
+        clock: What to show of time; the time that remains unless given.
 
     Yields:
         The rich progress and its only task, for `progress.advance(task)`.
     """
     console = talk_console()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    time = clock or TimeRemainingColumn()
     hidden = level() is Level.QUIET or not console.is_terminal
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden
-    ) as progress:
+    with Progress(*columns, time, console=console, transient=True, disable=hidden) as progress:
         yield progress, progress.add_task(description, total=total)
 
 
@@ -137,7 +151,7 @@ def stages() -> Iterator[Callable[[str, float], None]]:
     Without a terminal each stage is one line when it starts.
     """
     started: set[str] = set()
-    with bar("", total=1.0) as (progress, task):
+    with bar("", total=1.0, clock=TimeElapsedColumn()) as (progress, task):
 
         def report(stage: str, fraction: float) -> None:
             if progress.disable and stage not in started:

