@@ -118,7 +118,7 @@ def _facts(file: Json) -> list[tuple[str, str]]:
         ("run", f"{file['run_id']}{part}, {file['run_status']}, {file['header']['created_at']}"),
         *lost,
         ("digest", file["content_digest"]),
-        ("size", f"{_bytes(file['size_bytes'])}, {file['row_groups']} row groups"),
+        ("size", f"{_bytes(file['size_bytes'])}, {_plural(file['row_groups'], 'row group')}"),
         ("columns", ", ".join(f"{name} {_bytes(size)}" for name, size in file["column_bytes"].items())),
     ]
 
@@ -174,6 +174,10 @@ def _policy(policy: Json) -> str:
 
 def _flat(part: Any) -> str:
     return " ".join(f"{key}={value}" for key, value in part.items()) if isinstance(part, dict) else str(part)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _number(value: float | None) -> str:

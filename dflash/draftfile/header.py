@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FLOAT = re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?")
 
+# a quarter of what a reader accepts as a footer
+HEADER_LIMIT = 4 << 20
+
 Json = dict[str, Any]
 
 
@@ -158,6 +161,8 @@ def encode_header(header: Mapping[str, Any]) -> str:
         text = canonical_json(_walk(copy.deepcopy(dict(header)), header_schema(), _numeric))
     except (TypeError, ValueError) as error:
         raise HeaderInvalid("some value", str(error)) from error
+    if len(text.encode()) > HEADER_LIMIT:
+        raise HeaderInvalid("the top", f"expected at most {HEADER_LIMIT} bytes, found {len(text.encode())}")
     _validate(json.loads(text))
     return text
 

@@ -17,6 +17,7 @@ from dflash.draftfile.columns import FORMAT_VERSION, arrow_schema
 from dflash.draftfile.errors import FolderNotWritable, OutputExists, SchemaRefused
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.metadata import seal
+from dflash.draftfile.publish import sync_folder
 
 SYNC_SECONDS = 5.0
 REQUEST, CHECK = b"request_id", b"crc32"
@@ -71,6 +72,7 @@ class Journal:
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._file, "w"), self._schema)
         self._sync_seconds, self._clock = sync_seconds, clock
         self.sync()
+        sync_folder(self.path.parent)
 
     def __enter__(self) -> Self:
         return self

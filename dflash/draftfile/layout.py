@@ -48,7 +48,12 @@ def parquet_writer(file: BinaryIO, schema: pa.Schema, level: int = ZSTD_LEVEL) -
     )
 
 
+def leaf_path(field: pa.Field) -> str:
+    """The path of a column's values in Parquet."""
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
+
+
 def leaf_paths(schema: pa.Schema, encoding: str) -> list[str]:
     """Leaf paths of the columns with an encoding; a bare list name would be ignored silently."""
-    wanted = [name for name in schema.names if name in COLUMN and COLUMN[name].encoding == encoding]
-    return [f"{name}.list.element" if COLUMN[name].is_list else name for name in wanted]
+    wanted = [field for field in schema if field.name in COLUMN and COLUMN[field.name].encoding == encoding]
+    return [leaf_path(field) for field in wanted]

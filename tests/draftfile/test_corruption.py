@@ -235,6 +235,15 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
     _refused(tmp_path, errors.NotAFile, "not a regular file")
 
 
+def test_a_file_replaced_after_it_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    write(path, tables(1, 1))
+    file = open_draft_file(path)
+    write(path, tables(2, 1), overwrite=True)
+    with pytest.raises(errors.FooterChanged):
+        next(file.tables())
+
+
 def test_a_column_that_the_file_does_not_have(good: Path) -> None:
     with pytest.raises(errors.ColumnUnknown, match="did you mean node_logp"):
         next(open_draft_file(good).tables(["node_logprob"]))

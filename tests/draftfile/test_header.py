@@ -14,7 +14,7 @@ from sample_drafts import header
 
 from dflash.draftfile.canonical import EXACT_INTEGERS, canonical_json
 from dflash.draftfile.errors import HeaderInvalid
-from dflash.draftfile.header import Header, encode_header, validate_header
+from dflash.draftfile.header import HEADER_LIMIT, Header, encode_header, validate_header
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 INTEGERS = st.integers(-EXACT_INTEGERS + 1, EXACT_INTEGERS - 1)
@@ -149,3 +149,8 @@ def test_a_string_that_would_come_back_as_a_number_is_refused() -> None:
 def test_text_that_is_no_json_is_refused() -> None:
     with pytest.raises(HeaderInvalid, match="no JSON"):
         Header.parse("{")
+
+
+def test_a_header_that_no_reader_would_accept_is_refused() -> None:
+    with pytest.raises(HeaderInvalid, match="at most"):
+        encode_header(header(notes="x" * (HEADER_LIMIT + 1)))

@@ -106,7 +106,7 @@ def test_it_is_synced_on_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for row in range(table.num_rows):
             journal.append("request-0", table.slice(row, 1))
             now[0] += 1.0
-    assert synced == [0.0, 5.0, 10.0, 13.0]
+    assert synced == [0.0, 0.0, 5.0, 10.0, 13.0]
 
 
 def test_an_existing_journal_is_refused(tmp_path: Path) -> None:
