@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dflash.policy.noise import F64, coins
+from dflash.policy.noise import F64, Purpose, coins
 from dflash.policy.rounds import Rounds
 
-CoinSource = Callable[[Rounds], F64]
+CoinSource = Callable[[Rounds, Purpose], F64]
 
 
 class Proposal(StrEnum):
@@ -37,9 +37,10 @@ class DraftSampling:
     top_p: float = 1.0
 
 
-def derived_coins(rounds: Rounds) -> F64:
-    """Return the acceptance coin of every node from the request's key; `[N]`."""
-    return coins(rounds.key, rounds.anchor_position, rounds.node_round, rounds.node_depth, rounds.path_hash)
+def derived_coins(rounds: Rounds, purpose: Purpose) -> F64:
+    """Return the coin of every node for a purpose, from the request's key; `[N]`."""
+    places = (rounds.anchor_position, rounds.node_round, rounds.node_depth, rounds.path_hash)
+    return coins(rounds.key, *places, purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class RuleContext:
         q_complete: whether the stored draft top-k holds all of q.
         draft: how q was made.
         recorded_rule: the rule whose residual tokens `node_residual_token` holds; None if it holds none.
-        coins: gives `[N]` numbers in (0, 1); laws integrate them instead of drawing them.
+        coins: gives `[N]` numbers in (0, 1) for a purpose; laws integrate them instead of drawing them.
     """
 
     temperature: float

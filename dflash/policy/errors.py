@@ -83,6 +83,26 @@ class MixedProposals(DflashError):
         )
 
 
+class ChainsOnly(DflashError):
+    """A rule judges chains, and a round branches."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(
+            f"Rule {rule!r} judges chains, and a sampled tree branches. "
+            "Cut it with branches=1, or record chains."
+        )
+
+
+class IndependentOnly(DflashError):
+    """A rule needs drafts whose noise no other round has looked at."""
+
+    def __init__(self, rule: str, proposal: str) -> None:
+        super().__init__(
+            f"Rule {rule!r} needs independent drafts, and these are {proposal}. "
+            "Record with --proposal independent."
+        )
+
+
 class IncompleteDraftLaw(DflashError):
     """A rule needs all of q, of which the file holds a part."""
 

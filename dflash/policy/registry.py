@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from dflash.policy.block import Block
 from dflash.policy.control import Static
 from dflash.policy.errors import (
     BadParameter,
@@ -22,7 +23,7 @@ from dflash.policy.shape import Shape
 from dflash.policy.speculative import Speculative
 from dflash.policy.threshold import Threshold
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Greedy, Match, Speculative, Threshold)}
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Block, Greedy, Match, Speculative, Threshold)}
 CONTROLS: dict[str, type[Static]] = {control.name: control for control in (Static,)}
 DEFAULT_RULE = Match.name
 

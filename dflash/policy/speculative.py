@@ -15,7 +15,7 @@ from dflash.policy.context import Proposal, RuleContext
 from dflash.policy.decision import Decision, end_at
 from dflash.policy.errors import IncompleteDraftLaw, MixedProposals
 from dflash.policy.match import equal_to
-from dflash.policy.noise import F64, I64, race
+from dflash.policy.noise import F64, I64, Purpose, race
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
 from dflash.policy.siblings import SIBLING_COLUMNS, sibling_log_ratio
@@ -58,7 +58,7 @@ class Speculative(Rule):
             if not context.q_complete:
                 raise IncompleteDraftLaw(self.name)
             log_ratio[later] = sibling_log_ratio(rounds, context)[later]
-        log_coin = np.log(context.coins(rounds))
+        log_coin = np.log(context.coins(rounds, Purpose.ACCEPT))
         return _walk(rounds, log_coin - log_ratio, context.recorded_rule == self.name)
 
     def needs(self, context: RuleContext) -> tuple[str, ...]:

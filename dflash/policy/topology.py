@@ -25,8 +25,20 @@ def _fold(parent_node: I64, fold: Callable[[I64, I64], None]) -> None:
         nodes = nodes[jump[nodes] >= 0]
 
 
+def _chain_start(parent_node: I64) -> I64 | None:
+    """Return where each node's chain begins; None unless branches lie side by side from the anchor on."""
+    index = np.arange(len(parent_node))
+    at_anchor = parent_node < 0
+    if not (at_anchor | (parent_node == index - 1)).all():
+        return None
+    return np.maximum.accumulate(np.where(at_anchor, index, 0)) if len(index) else index
+
+
 def depths(parent_node: I64) -> I64:
     """Return the 1-based depth of every node; `[N]`."""
+    start = _chain_start(parent_node)
+    if start is not None:
+        return np.arange(1, len(start) + 1) - start
     depth = np.ones(len(parent_node), dtype=np.int64)
 
     def fold(nodes: I64, ancestors: I64) -> None:
@@ -38,6 +50,10 @@ def depths(parent_node: I64) -> I64:
 
 def along_path(parent_node: I64, ok: Bool) -> Bool:
     """Return whether a node and all of its ancestors are `ok`; `[N]`."""
+    start = _chain_start(parent_node)
+    if start is not None:
+        failed = np.concatenate(([0], np.cumsum(~ok)))
+        return np.asarray(failed[1:] == failed[start])
     alive = ok.copy()
 
     def fold(nodes: I64, ancestors: I64) -> None:

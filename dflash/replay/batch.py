@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The prefill and live rows of one row group, in file order.
+    """The live rows of one row group, and its prefills if asked for, in file order.
 
     Attributes:
         owner: `[rows]` the request of each row, by place in `requests`.
@@ -74,16 +74,19 @@ class Batch:
         parts = []
         for index, context in enumerate(contexts):
             rows = np.flatnonzero(self.live & (kind[self.owner] == index))
+            if len(rows) == len(rounds):
+                return [Part(rows, self.owner, rounds, context)]
             if len(rows):
                 parts.append(Part(rows, self.owner[rows], rounds.take(rows), context))
         return parts
 
 
-def batches(file: DraftFile, columns: Iterable[str]) -> Iterator[Batch]:
+def batches(file: DraftFile, columns: Iterable[str], prefills: bool = False) -> Iterator[Batch]:
     """Read the decided rows of a file, one row group at a time.
 
     Args:
         columns: beside those of the identity and the tree.
+        prefills: bring the prefill rows along.
 
     Raises:
         RequestUnknown: a request does not say its key or its sampling.
@@ -98,7 +101,10 @@ def batches(file: DraftFile, columns: Iterable[str]) -> Iterator[Batch]:
             _request(file, row["request_id"], row["request_info"])
             for row in decided.select(["request_id", "request_info"]).take(pa.array(starts)).to_pylist()
         )
-        yield Batch(file, decided, requests, owner, decided["kind"].to_numpy() == Kind.LIVE)
+        live = decided["kind"].to_numpy() == Kind.LIVE
+        if not prefills:
+            decided, owner, live = decided.filter(pa.array(live)), owner[live], live[live]
+        yield Batch(file, decided, requests, owner, live)
 
 
 def columns_of(policies: Iterable[Policy], file: DraftFile) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def replay(
     for file in files:
         judged_columns = set(columns_of((recorded, *asked) if check else asked, file))
         columns = judged_columns | set(TALLY_COLUMNS) | set(CHECK_COLUMNS if check else ())
-        for batch in batches(file, columns):
+        for batch in batches(file, columns, prefills=check):
             rounds = batch.rounds(columns)
             parts = batch.parts(rounds)
             for policy, tally in zip(asked, tallies, strict=True):

@@ -12,7 +12,7 @@ from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
 from dflash.policy.noise import I64
 from dflash.policy.rounds import Rounds
-from dflash.policy.topology import Bool, segment_max
+from dflash.policy.topology import segment_max
 from dflash.replay.batch import Batch, Part
 
 TALLY_COLUMNS = ("node_token", "slot_choice", "accepted_nodes", "emitted")
@@ -75,10 +75,11 @@ class Tally:
         self.nodes += len(rounds.node_parent)
         self.unknown_bonus += int((decision.bonus < 0).sum())
         self.coin_ties += int(decision.coin_tie.sum())
-        self.branching |= bool(_branches(rounds))
+        # a cut that keeps a later sibling keeps the first
+        self.branching |= bool(rounds.node_rank.any())
         chosen = rounds["slot_choice"][rounds.parent_slot]
         off = decision.accepted & (rounds["node_token"] != chosen)
-        self.off_choice += len(np.unique(rounds.node_round[off]))
+        self.off_choice += int(np.count_nonzero(np.bincount(rounds.node_round[off])))
 
     def lengths(self) -> I64:
         """Return rounds by request and accepted length: `[requests, longest + 1]`."""
@@ -95,10 +96,6 @@ def stacked_sum(parts: Sequence[I64], rows: int) -> I64:
     for part in parts:
         total[:, : part.shape[1]] += part
     return total
-
-
-def _branches(rounds: Rounds) -> Bool:
-    return np.asarray((np.diff(np.sort(rounds.parent_slot)) == 0).any())
 
 
 def _by_request(owner: I64, value: I64, requests: int) -> I64:

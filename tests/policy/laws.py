@@ -112,6 +112,7 @@ def build(p: np.ndarray, q: np.ndarray, outcomes: list[Draft], **extra: np.ndarr
         "node_token": token,
         "node_logp": _stored(np.where(p > 0, _log(p), -np.inf))[at_parent, token],
         "node_logq": _stored(np.array([value for draft in outcomes for value in draft.log_q])),
+        "node_residual_mass": _stored(np.array(_masses(p, q, outcomes))),
         "node_target_logit": _stored(target)[at_parent, token],
         "slot_argmax": p.argmax(axis=1)[at_slot],
         "slot_lse": _stored(np.logaddexp.reduce(target, axis=1))[at_slot],
@@ -125,6 +126,27 @@ def build(p: np.ndarray, q: np.ndarray, outcomes: list[Draft], **extra: np.ndarr
     keys = np.zeros((len(outcomes), 2), dtype=np.uint32)
     parents = np.array([parent for draft in outcomes for parent in draft.parents], dtype=np.int64)
     return Rounds.build(counts, parents, np.arange(len(outcomes)), keys, values)
+
+
+def capped(p: np.ndarray, q: np.ndarray, draft: Draft, node: int) -> float:
+    """P at a node of a chain, 1 at the anchor (node -1)."""
+    product = 1.0
+    for index in range(node + 1):
+        before, token = ROOT if index == 0 else draft.tokens[index - 1], draft.tokens[index]
+        product = min(1.0, product * p[before, token] / q[before, token])
+    return product
+
+
+def _masses(p: np.ndarray, q: np.ndarray, outcomes: list[Draft]) -> list[float]:
+    """What a recorder stores of a chain; of no use on trees."""
+    masses = []
+    for draft in outcomes:
+        for node, parent in enumerate(draft.parents):
+            before = ROOT if parent < 0 else draft.tokens[parent]
+            chain = parent == node - 1 and q[before, draft.tokens[node]] > 0
+            scale = capped(p, q, draft, node - 1) if chain else np.nan
+            masses.append(np.maximum(0.0, scale * p[before] - q[before]).sum())
+    return masses
 
 
 def _log(law: np.ndarray) -> np.ndarray:
@@ -150,11 +172,12 @@ def speculative_law(
     residual_law: Callable[[np.ndarray, np.ndarray, list[int], bool], list[np.ndarray]],
     shape: Shape = Shape(),
     outcomes: list[Draft] | None = None,
+    laws: list[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Law of the next `horizon` tokens when a rule with coins decides one round and p follows after it."""
     with_replacement = context.proposal.with_replacement
     outcomes = outcomes or drafts(q, plan, with_replacement)
-    laws = _residual_laws(p, q, outcomes, with_replacement, residual_law)
+    laws = laws or _residual_laws(p, q, outcomes, with_replacement, residual_law)
     slots = sum(len(draft.tokens) + 1 for draft in outcomes)
     nodes = slots - len(outcomes)
     marked = {"slot_choice": CHOICE + np.arange(slots), "node_residual_token": RESIDUAL + np.arange(nodes)}
@@ -248,7 +271,7 @@ def choice_law(rule: Rule, context: RuleContext, p: np.ndarray, draft: Draft, ho
 
 
 def _fixed(context: RuleContext, coins: np.ndarray) -> RuleContext:
-    return replace(context, coins=lambda rounds: coins)
+    return replace(context, coins=lambda rounds, purpose: coins)
 
 
 def _add(law: np.ndarray, p: np.ndarray, weight: float, path: tuple[int, ...], following: np.ndarray) -> None:

@@ -62,7 +62,8 @@ class TableEngine:
     branches: int = 1
     temperature: float = 0.8
     residual_purpose: int = Purpose.RESIDUAL
-    coins: Callable[[Rounds], np.ndarray] | None = None
+    position_keyed_drafts: bool = False
+    coins: Callable[[Rounds, Purpose], np.ndarray] | None = None
 
     @property
     def context(self) -> RuleContext:
@@ -141,6 +142,8 @@ class TableEngine:
             return np.argsort(-self.q[before], axis=1, kind="stable")
         if self.proposal is Proposal.SHARED:
             return winners(noise(key, position + depth, Purpose.TARGET, 0, 0, vocab), self.q[before])
+        if self.position_keyed_drafts:
+            return winners(noise(key, position + depth, Purpose.DRAFT, 0, path, vocab), self.q[before])
         return winners(noise(key, position, Purpose.DRAFT, depth, path, vocab), self.q[before])
 
     def _choice(self, key: np.ndarray, position: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -151,13 +154,14 @@ class TableEngine:
     ) -> np.ndarray:
         """What is emitted if a node and its earlier siblings fail; `[S, branches, length]`."""
         drawn = np.zeros(token.shape, dtype=np.int64)
+        capped = np.ones((len(key), 1))
         for depth in range(self.length):
             p = self.p[anchor if depth == 0 else token[:, 0, depth - 1]]
             q = self.q[anchor if depth == 0 else token[:, 0, depth - 1]].copy()
             for branch in range(self.branches):
                 if depth:
                     p, q = self.p[token[:, branch, depth - 1]], self.q[token[:, branch, depth - 1]].copy()
-                rest = np.maximum(0.0, p - q)
+                rest = np.maximum(0.0, capped * p - q)
                 path = path_hash((branch,)) if depth else 0
                 exponential = noise(key, position, self.residual_purpose, depth + 1, path, len(self.p))
                 drawn[:, branch, depth] = winners(exponential, rest)[:, 0]
@@ -165,7 +169,22 @@ class TableEngine:
                 p = np.where(total > 0, rest / np.where(total > 0, total, 1), p)
                 np.put_along_axis(q, token[:, branch, depth, None], 0.0, axis=1)
                 q = q / np.maximum(q.sum(axis=1, keepdims=True), 1e-300)
+            if self.rule.name == "block":
+                before = anchor if depth == 0 else token[:, 0, depth - 1]
+                ratio = self.p[before, token[:, 0, depth]] / self.q[before, token[:, 0, depth]]
+                capped = np.minimum(1.0, capped * ratio[:, None])
         return drawn
+
+    def _masses(
+        self, anchor: np.ndarray, token: np.ndarray, log_p: np.ndarray, log_q: np.ndarray
+    ) -> np.ndarray:
+        """Residual masses of the first chain `[S, branches * length]`; later ones are not used."""
+        capped, mass = np.ones(len(anchor)), np.zeros(log_p.shape)
+        for depth in range(self.length):
+            before = anchor if depth == 0 else token[:, 0, depth - 1]
+            mass[:, depth] = np.maximum(0.0, capped[:, None] * self.p[before] - self.q[before]).sum(axis=1)
+            capped = np.minimum(1.0, capped * np.exp(log_p[:, depth] - log_q[:, 0, depth]))
+        return mass
 
     def _rounds(
         self, key: np.ndarray, position: np.ndarray, anchor: np.ndarray, token: np.ndarray, log_q: np.ndarray
@@ -190,6 +209,7 @@ class TableEngine:
             "node_token": flat.ravel(),
             "node_logp": stored(log_p).ravel(),
             "node_logq": stored(log_q).ravel(),
+            "node_residual_mass": stored(self._masses(anchor, token, log_p, log_q)).ravel(),
             "node_residual_token": self._replacements(key, position, anchor, token).ravel(),
             "slot_choice": choice.ravel(),
             "slot_argmax": self.p.argmax(axis=1)[expanded],

@@ -85,7 +85,7 @@ def test_shared_noise_is_accepted_more_often_than_independent(keys):
 
 
 def test_coins_shared_by_siblings_are_caught(keys):
-    def by_position(rounds):
+    def by_position(rounds, purpose):
         own = rounds.anchor_position[rounds.node_round] + rounds.node_depth
         word = words(rounds.key[rounds.node_round], own, Purpose.ACCEPT, 0, 0)[:, 0]
         return (word + 0.5) * 2.0**-32

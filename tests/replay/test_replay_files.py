@@ -248,3 +248,18 @@ def test_nothing_heavy_is_imported(tmp_path, words):
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("requests", "tokens"), [(2, 1), (0, 9)])
+def test_no_rounds_have_no_tau(tmp_path, requests, tokens, capsys):
+    path = Recorder(requests=requests, max_new_tokens=tokens).write(tmp_path / "run.parquet")
+    result = rejudged(path, "match", "speculative", check=True)
+    assert result.check.passed
+    assert [row.tau for row in result.rows] == [None, None]
+    assert [row.interval for row in result.rows] == [None, None]
+    assert [row.rounds for row in result.rows] == [0, 0]
+    policies = ["--policy", "match", "--policy", "greedy"]
+    words = ["replay", path, *policies, "--check", "-o", tmp_path / "v.parquet"]
+    assert dflash(*words, capsys=capsys)[0] == 0
+    assert dflash(*words, "--overwrite", "--json", capsys=capsys)[0] == 0
+    assert pq.read_table(tmp_path / "v.parquet").num_rows == 0

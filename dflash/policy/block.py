@@ -1,0 +1,118 @@
+"""The rule `block`: accept the longest prefix whose joint ratio passes, replace from the scaled residual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash.policy.context import Proposal, RuleContext
+from dflash.policy.decision import Decision, end_at
+from dflash.policy.errors import ChainsOnly, IndependentOnly
+from dflash.policy.match import equal_to
+from dflash.policy.noise import F64, Purpose, race
+from dflash.policy.rounds import Rounds
+from dflash.policy.rule import Exactness, Lossless, Rule
+from dflash.policy.speculative import COIN_TIE
+from dflash.policy.topology import segment_max
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Rule):
+    """Accept up to the largest depth whose coin is within h, else draw from norm(max(0, P p - q))."""
+
+    name = "block"
+    summary = "accept the longest prefix that passes as a whole, else emit a draw from norm(max(0, P p - q))"
+    lossless = Lossless.ALWAYS
+    lossless_note = "emitted tokens follow p on chains of independent drafts"
+    exactness = Exactness.PATH
+    exactness_note = "on deterministic drafts; law-exact on sampled chains of fixed length"
+    columns = (
+        "node_token",
+        "node_logp",
+        "node_logq",
+        "node_residual_mass",
+        "slot_choice",
+        "node_residual_token",
+    )
+    trees = False
+    temperature_zero = "the same as greedy"
+    source = "block verification, Sun et al., arXiv 2403.10444"
+
+    def decide(self, rounds: Rounds, context: RuleContext) -> Decision:
+        """Judge every round; see `Rule.decide`.
+
+        Raises:
+            ChainsOnly: a sampled tree branches.
+            IndependentOnly: drafts share noise with the target or with each other's rounds.
+        """
+        if not context.sampled:
+            return equal_to(rounds, rounds["slot_choice"])
+        if rounds.node_rank.any():
+            raise ChainsOnly(self.name)
+        if context.proposal is not Proposal.INDEPENDENT:
+            raise IndependentOnly(self.name, str(context.proposal))
+        excess = context.coins(rounds, Purpose.BLOCK) - _pass_probability(rounds)
+        depth = np.where(excess <= 0, rounds.node_depth, 0)
+        deepest = segment_max(depth, rounds.node_offsets, 0)
+        last = np.where(deepest > 0, rounds.node_offsets[:-1] + deepest - 1, -1)
+        tie = np.zeros(len(rounds), dtype=bool)
+        # coins before the accepted depth decide nothing
+        near = (np.abs(excess) < COIN_TIE) & (rounds.node_depth >= deepest[rounds.node_round])
+        tie[rounds.node_round[near]] = True
+        emitted = rounds["slot_choice"].copy()
+        known = context.recorded_rule == self.name
+        emitted[rounds.parent_slot] = rounds["node_residual_token"] if known else -1
+        return end_at(rounds, last, emitted, tie)
+
+    def needs(self, context: RuleContext) -> tuple[str, ...]:
+        """Tokens and choices on deterministic drafts, probabilities on sampled ones; see `Rule.needs`."""
+        return self.columns if context.sampled else ("node_token", "slot_choice")
+
+    def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
+        """Depends on how drafts were drawn; see `Rule.exactness_in`."""
+        if not context.sampled:
+            return Exactness.PATH
+        return Exactness.REJUDGE if trees else Exactness.LAW
+
+    def remark(self, context: RuleContext) -> str | None:
+        """Say where emitted tokens are unknown; see `Rule.remark`."""
+        if context.sampled and context.recorded_rule != self.name:
+            return "tokens that replace a rejected draft were not recorded: their bonus_token is null"
+        return None
+
+
+def capped_ratios(rounds: Rounds) -> F64:
+    """Return P = min(1, P(parent) p/q) at every node of a batch of chains; `[N]`."""
+    ratio = np.exp(rounds.present("node_logp") - rounds.present("node_logq"))
+    capped: F64 = np.minimum(1.0, ratio)
+    for depth in range(2, int(rounds.node_depth.max(initial=0)) + 1):
+        nodes = np.flatnonzero(rounds.node_depth == depth)
+        capped[nodes] = np.minimum(1.0, capped[nodes - 1] * ratio[nodes])
+    return capped
+
+
+def _pass_probability(rounds: Rounds) -> F64:
+    """Return h of every node: Z/(Z + 1 - P) with the mass Z of the next node, P at the last one."""
+    capped = capped_ratios(rounds)
+    inner = np.zeros(len(capped), dtype=bool)
+    inner[:-1] = rounds.node_round[1:] == rounds.node_round[:-1]
+    nodes = np.flatnonzero(inner)
+    mass = rounds.present("node_residual_mass")[nodes + 1]
+    whole = mass + 1.0 - capped[nodes]
+    h = capped.copy()
+    h[nodes] = np.where(whole > 0, mass / np.where(whole > 0, whole, 1.0), 1.0)
+    return h
+
+
+def block_residual_token(capped: float, p: F64, q: F64, exponential: F64, choice: int) -> int:
+    """Draw what is emitted where a block ends before a node.
+
+    Args:
+        capped: P at the node's parent, 1 at the anchor.
+        p: `[V]` target law at the parent's slot; `q` the draft law there.
+        exponential: `[V]` noise of purpose residual at the node's depth under its parent's path.
+        choice: taken where the residual is empty, which only rounding can bring about.
+    """
+    token = race(exponential, np.maximum(0.0, capped * p - q))
+    return token if token >= 0 else choice
