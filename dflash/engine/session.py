@@ -57,6 +57,8 @@ class RecordSettings:
     def __post_init__(self) -> None:
         check_drafter(self.drafter)
         shape = self.policy.shape
+        if not self.policy.rule.live:
+            raise UsageError(f"The rule {self.policy.rule.name!r} is for replay; record under another one.")
         for name, asked, bound in (
             ("length", shape.length, self.length),
             ("branches", shape.branches, self.branches),

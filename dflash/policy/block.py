@@ -36,6 +36,7 @@ class Block(Rule):
         "node_residual_token",
     )
     trees = False
+    live = False
     temperature_zero = "the same as greedy"
     source = "block verification, Sun et al., arXiv 2403.10444"
 

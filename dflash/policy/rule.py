@@ -39,6 +39,7 @@ class Rule(ABC):
         exactness_note: when it has a lesser one.
         columns: draft-file columns that it may read.
         trees: whether it judges trees, beside chains.
+        live: whether the engine can decide by it, not replay alone.
         temperature_zero: what it does at temperature 0.
         source: where the rule comes from.
     """
@@ -52,6 +53,7 @@ class Rule(ABC):
     exactness_note: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
     trees: ClassVar[bool] = True
+    live: ClassVar[bool] = True
     temperature_zero: ClassVar[str]
     source: ClassVar[str]
 
