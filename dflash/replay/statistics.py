@@ -31,11 +31,13 @@ class Resampled(NamedTuple):
         tau: interval of tau.
         difference: interval of tau minus the first policy's tau, on the same resamples.
         marginal: interval of the marginal acceptance at each position, from 1.
+        marginal_difference: interval of it minus the first policy's, on the same resamples.
     """
 
     tau: Interval | None
     difference: Interval | None
     marginal: tuple[Interval | None, ...]
+    marginal_difference: tuple[Interval | None, ...]
 
 
 def tau(lengths: I64) -> float | None:
@@ -61,19 +63,27 @@ def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
     counts = [count[used] for count in counts]
     requests = int(used.sum())
     if requests < 2:
-        return [Resampled(None, None, (None,) * (count.shape[1] - 1)) for count in counts]
+        none = [(None,) * (count.shape[1] - 1) for count in counts]
+        return [Resampled(None, None, positions, positions) for positions in none]
     sums = np.concatenate([_sums(count) for count in counts], axis=1)
     draws = _draw(sums, requests)
-    results, first, column = [], None, 0
+    results: list[Resampled] = []
+    first, column = None, 0
     for count in counts:
         width = count.shape[1] + 1
         rounds, accepted, reach = np.split(draws[:, column : column + width], [1, 2], axis=1)
         column += width
-        ratio = 1.0 + accepted / rounds
-        first = ratio if first is None else first
-        marginal = tuple(_interval(reach[:, i : i + 1] / rounds) for i in range(reach.shape[1]))
-        results.append(Resampled(_interval(ratio), _interval(ratio - first), marginal))
+        ratio, share = 1.0 + accepted / rounds, reach / rounds
+        first = (ratio, share) if first is None else first
+        against = _padded(first[1], share.shape[1])
+        marginal, difference = (tuple(map(_interval, part.T)) for part in (share, share - against))
+        results.append(Resampled(_interval(ratio), _interval(ratio - first[0]), marginal, difference))
     return results
+
+
+def _padded(share: F64, width: int) -> F64:
+    """No round accepts more than the longest."""
+    return np.pad(share, ((0, 0), (0, max(0, width - share.shape[1]))))[:, :width]
 
 
 def _sums(lengths: I64) -> F64:
