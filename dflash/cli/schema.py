@@ -12,7 +12,7 @@ from dflash.cli.options import json_option
 from dflash.cli.output import emit
 from dflash.draftfile.columns import COLUMNS, FORMAT_VERSION
 from dflash.draftfile.footer import CAPABILITIES
-from dflash.draftfile.header import header_schema
+from dflash.draftfile.header_codec import header_schema
 
 
 @click.command()

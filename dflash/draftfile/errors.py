@@ -4,7 +4,7 @@ DraftFileError
 ├── WriteError    the output: exists, is busy, its folder refuses; columns or values do not fit
 ├── OpenError     no complete draft file that this version reads: magic, caps, version, seal, digests, header
 ├── ColumnError   a column is missing, of another type or field id
-├── DataError     a page or a row breaks the format; see also `invariants` and `requests`
+├── DataError     a page or a row breaks the format; see `violations`
 └── RunError      the files given are not one whole run
 """
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.errors import HeaderInvalid
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
-
-FLOAT = re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?")
+from dflash.draftfile.header_codec import Json, to_numbers, validate, with_floats
 
 # a quarter of what a reader accepts as a footer
 HEADER_LIMIT = 4 << 20
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +33,8 @@ class Header:
             encoded = json.loads(text)
         except ValueError as error:
             raise HeaderInvalid("the top", f"no JSON ({error})", path) from error
-        _validate(encoded, path)
-        return cls(_walk(encoded, header_schema(), _decode))
+        validate(encoded, path)
+        return cls(to_numbers(encoded))
 
     @property
     def target(self) -> Json:
@@ -143,14 +133,6 @@ class Header:
         return int(self.raw["tokenizer"]["padded_vocab_size"])
 
 
-@cache
-def header_schema() -> Json:
-    """The JSON Schema of the header as it stands in the file."""
-    path = resources.files("dflash").joinpath("schemas", "header_v1.schema.json")
-    schema: Json = json.loads(path.read_text("utf-8"))
-    return schema
-
-
 def encode_header(header: Mapping[str, Any]) -> str:
     """The canonical JSON of a header.
 
@@ -158,12 +140,12 @@ def encode_header(header: Mapping[str, Any]) -> str:
         HeaderInvalid: A key is missing, or a value is of the wrong kind.
     """
     try:
-        text = canonical_json(_walk(copy.deepcopy(dict(header)), header_schema(), _numeric))
+        text = canonical_json(with_floats(dict(header)))
     except (TypeError, ValueError) as error:
         raise HeaderInvalid("some value", str(error)) from error
     if len(text.encode()) > HEADER_LIMIT:
         raise HeaderInvalid("the top", f"expected at most {HEADER_LIMIT} bytes, found {len(text.encode())}")
-    _validate(json.loads(text))
+    validate(json.loads(text))
     return text
 
 
@@ -174,60 +156,3 @@ def validate_header(header: Mapping[str, Any]) -> Header:
         HeaderInvalid: A key is missing, or a value is of the wrong kind.
     """
     return Header.parse(encode_header(header))
-
-
-def _validate(encoded: Any, path: Path | None = None) -> None:
-    error = next(_validator().iter_errors(encoded), None)
-    if error is not None:
-        where = ".".join(str(step) for step in error.absolute_path) or "the top"
-        raise HeaderInvalid(where, error.message.replace("\n", " ")[:300], path)
-
-
-@cache
-def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(header_schema())
-
-
-def _walk(value: Any, node: Json, change: Callable[[Any, str], Any]) -> Any:
-    """Applies `change(value, definition)` wherever the schema refers to a number or a free value."""
-    reference = node.get("$ref")
-    if reference is not None:
-        name = reference.rpartition("/")[2]
-        changed = change(value, name)
-        return _walk(changed, header_schema()["$defs"][name], change)
-    branches = [branch for branch in node.get("anyOf", []) if branch != {"type": "null"}]
-    if branches and value is not None:
-        return _walk(value, branches[0], change)
-    if isinstance(value, dict):
-        known, other = node.get("properties", {}), node.get("additionalProperties", {})
-        return {key: _walk(item, known.get(key, other), change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_walk(item, node.get("items", {}), change) for item in value]
-    return value
-
-
-def _numeric(value: Any, definition: str) -> Any:
-    if definition == "float" and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if definition == "value" and _free(value) != value:
-        raise ValueError(f"a string that reads as a number in {value!r}")
-    return value
-
-
-def _decode(value: Any, definition: str) -> Any:
-    if definition == "float" and isinstance(value, str):
-        return float(value)
-    if definition == "big_integer" and isinstance(value, str):
-        return int(value)
-    return _free(value) if definition == "value" else value
-
-
-def _free(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _free(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_free(item) for item in value]
-    is_float = isinstance(value, str) and FLOAT.fullmatch(value) and ("." in value or "e" in value)
-    return float(value) if is_float else value

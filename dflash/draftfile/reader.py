@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from dflash.draftfile.columns import COLUMN
 from dflash.draftfile.errors import ColumnUnknown, FooterChanged, PageCorrupt, RowsDisagree
-from dflash.draftfile.footer import check_columns, check_footer, open_parquet, read_pairs
+from dflash.draftfile.file_columns import check_columns
+from dflash.draftfile.footer import check_footer, open_parquet, read_pairs
 from dflash.draftfile.header import Header
 from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.metadata import CHECKSUM, CHUNK_CHECKSUMS, FOOTER_DIGEST, Chunk, checksum, group_chunks

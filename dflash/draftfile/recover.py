@@ -17,9 +17,10 @@ from dflash.draftfile.journal import journal_path
 from dflash.draftfile.journal_reader import Entry, JournalReader, open_journal
 from dflash.draftfile.publish import beside
 from dflash.draftfile.reader import open_draft_file
-from dflash.draftfile.requests import RequestSplit, check_requests
+from dflash.draftfile.requests import check_requests
 from dflash.draftfile.summary import Kind
 from dflash.draftfile.view import Limits
+from dflash.draftfile.violations import RequestSplit
 from dflash.draftfile.writer import DraftFileWriter
 from dflash.errors import DflashError
 

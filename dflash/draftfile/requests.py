@@ -8,20 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dflash.draftfile.errors import DataError
 from dflash.draftfile.summary import Kind
 from dflash.draftfile.view import Bools, Ints, Place
+from dflash.draftfile.violations import RequestSplit, RowOrder
 
 # prefill, prompt features, live, dense: the place of each kind within its request
 RANK = np.array([2, 3, 0, 1])
-
-
-class RequestSplit(DataError):
-    """The rows of a request do not stand together in one row group."""
-
-
-class RowOrder(DataError):
-    """The rows of a request are out of order."""
 
 
 def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place()) -> set[str]:

@@ -115,3 +115,8 @@ def _flatten(column: pa.ChunkedArray, is_list: bool) -> Lists:
         return Lists(whole, np.ones(len(whole), np.int64))
     lengths = pc.list_value_length(whole).fill_null(-1).to_numpy(zero_copy_only=False)
     return Lists(whole.flatten(), lengths.astype(np.int64))
+
+
+def first(odd: Bools) -> int:
+    """The first place that is odd."""
+    return int(np.argmax(odd))

@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_drafts import PADDED, K, forge, header, request, tables, write
 
-from dflash.draftfile import invariants as broken
+from dflash.draftfile import violations as broken
 from dflash.draftfile.columns import COLUMN
 from dflash.draftfile.errors import DataError
 from dflash.draftfile.header import validate_header
+from dflash.draftfile.invariants import check_rows, row_problems
 from dflash.draftfile.reader import open_draft_file
-from dflash.draftfile.requests import RequestSplit, RowOrder, check_requests
+from dflash.draftfile.requests import check_requests
 from dflash.draftfile.view import Limits
+from dflash.draftfile.violations import RequestSplit, RowOrder
 
 LIMITS = Limits.of(validate_header(header()))
 Change = Callable[[pa.Table], pa.Table]
@@ -97,7 +99,7 @@ CASES: list[tuple[str, Change, type[DataError]]] = [
 @pytest.mark.parametrize(("change", "error"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_each_violation_has_its_class_and_its_row(change: Change, error: type[DataError]) -> None:
     with pytest.raises(DataError) as caught:
-        broken.check_rows(change(one_request()), LIMITS)
+        check_rows(change(one_request()), LIMITS)
     assert type(caught.value) is error
     assert caught.value.row in (0, ROW)
     assert "expected" in str(caught.value)
@@ -106,22 +108,22 @@ def test_each_violation_has_its_class_and_its_row(change: Change, error: type[Da
 
 @pytest.mark.parametrize(("name", "row"), [("node_logp", ROW), ("slot_cutoff", ROW), ("trunk_logq", 6)])
 def test_minus_infinity_is_allowed_where_a_probability_may_be_zero(name: str, row: int) -> None:
-    broken.check_rows(put(name, lambda old: [-math.inf, *old[1:]], row)(one_request()), LIMITS)
+    check_rows(put(name, lambda old: [-math.inf, *old[1:]], row)(one_request()), LIMITS)
 
 
 def test_accepted_sibling_is_no_path() -> None:
     table = put("node_parent", [-1, -1, 0, 0, 1])(one_request())
     with pytest.raises(broken.AcceptedPath, match="child of node 0, found node 1"):
-        broken.check_rows(put("accepted_nodes", [0, 1])(table), LIMITS)
-    broken.check_rows(put("accepted_nodes", [1, 4])(table), LIMITS)
+        check_rows(put("accepted_nodes", [0, 1])(table), LIMITS)
+    check_rows(put("accepted_nodes", [1, 4])(table), LIMITS)
 
 
 def test_null_where_a_value_must_be() -> None:
     for name in ("request_id", "kind", "round", "anchor_position", "anchor_token"):
         with pytest.raises(broken.NullValue, match=name):
-            broken.check_rows(put(name, None)(_nullable(one_request())), LIMITS)
+            check_rows(put(name, None)(_nullable(one_request())), LIMITS)
     with pytest.raises(broken.NullValue, match="node_token"):
-        broken.check_rows(put("node_token", [1, None, 2, 3, 4])(_nullable(one_request())), LIMITS)
+        check_rows(put("node_token", [1, None, 2, 3, 4])(_nullable(one_request())), LIMITS)
 
 
 def _nullable(table: pa.Table) -> pa.Table:
@@ -136,7 +138,7 @@ def _nullable(table: pa.Table) -> pa.Table:
 def test_good_rows_pass_whatever_columns_are_read(seed: int, names: set[str]) -> None:
     (table,) = tables(seed, 1, dense=2)
     wanted = [name for name in table.column_names if name in names]
-    assert broken.row_problems(table.select(wanted), LIMITS) == []
+    assert row_problems(table.select(wanted), LIMITS) == []
     check_requests(table.select(wanted), set())
 
 
@@ -146,17 +148,17 @@ def test_good_rows_pass_whatever_columns_are_read(seed: int, names: set[str]) ->
 def test_any_nullable_value_may_be_absent(name: str) -> None:
     table = one_request()
     if name in table.column_names:
-        assert broken.row_problems(put(name, None)(table), LIMITS) == []
+        assert row_problems(put(name, None)(table), LIMITS) == []
 
 
 def test_all_kinds_of_problems_are_found_at_once() -> None:
     table = put("kind", 9)(put("truncated_by", "magic")(put("accepted_nodes", [99])(one_request())))
-    kinds = {type(problem) for problem in broken.row_problems(table, LIMITS)}
+    kinds = {type(problem) for problem in row_problems(table, LIMITS)}
     assert kinds == {broken.KindUnknown, broken.TruncationUnknown, broken.AcceptedPath}
 
 
 def test_an_empty_table_is_fine() -> None:
-    assert broken.row_problems(one_request().slice(0, 0), LIMITS) == []
+    assert row_problems(one_request().slice(0, 0), LIMITS) == []
     assert check_requests(one_request().slice(0, 0), set()) == set()
 
 
