@@ -31,6 +31,16 @@ class OutputExists(WriteError):
         super().__init__(f"{path} exists already; choose another output or pass --overwrite.")
 
 
+class OutputIsFolder(WriteError):
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"Expected the name of a file to write, found the folder {path}.")
+
+
+class WriteFailed(WriteError):
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"Writing {path} failed: {reason}; nothing was published.")
+
+
 class OutputBusy(WriteError):
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is being written by another process; choose another output or wait for it.")

@@ -17,7 +17,7 @@ from dflash.draftfile.columns import FORMAT_VERSION, arrow_schema
 from dflash.draftfile.errors import FolderNotWritable, OutputExists, SchemaRefused
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.metadata import seal
-from dflash.draftfile.publish import sync_folder
+from dflash.draftfile.publish import sync_folder, writing
 
 SYNC_SECONDS = 5.0
 REQUEST, CHECK = b"request_id", b"crc32"
@@ -87,6 +87,7 @@ class Journal:
 
         Raises:
             SchemaRefused: Other columns than `arrow_schema(features)`; a journal keeps no user columns.
+            WriteFailed: The disk is full, or refuses otherwise.
         """
         if not table.schema.equals(self._schema):
             odd = sorted(set(table.schema.names) ^ set(self._schema.names)) or ["types"]
@@ -104,7 +105,8 @@ class Journal:
 
     def sync(self) -> None:
         """Makes everything so far survive a power cut."""
-        os.fsync(self._file.fileno())
+        with writing(self.path):
+            os.fsync(self._file.fileno())
         self._synced = self._clock()
 
     def close(self) -> None:
@@ -121,7 +123,9 @@ class Journal:
 
     def _write(self, batch: pa.RecordBatch, request_id: str) -> None:
         name = request_id.encode()
-        self._stream.write_batch(batch, custom_metadata={REQUEST: name, CHECK: batch_check(name, batch)})
+        notes = {REQUEST: name, CHECK: batch_check(name, batch)}
+        with writing(self.path):
+            self._stream.write_batch(batch, custom_metadata=notes)
 
     def _sync_if_due(self) -> None:
         if self._clock() - self._synced >= self._sync_seconds:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from dflash.draftfile.errors import FolderNotWritable, OutputBusy, OutputExists
+from dflash.draftfile.errors import FolderNotWritable, OutputBusy, OutputExists, OutputIsFolder, WriteFailed
 
 NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV}
 
@@ -28,6 +30,7 @@ class Publication:
 
     Raises:
         OutputExists: The path exists and may not be replaced.
+        OutputIsFolder: The path is a folder.
         OutputBusy: Another writer holds the path.
         FolderNotWritable: The folder is missing or refuses new files.
     """
@@ -66,14 +69,16 @@ class Publication:
     def discard(self) -> None:
         """Deletes the partial; nothing is published. Harmless after `publish`."""
         if self._lock.is_locked:
-            self.file.close()
+            # a full disk fails once more when the last buffer is flushed, and the file is closed all the same
+            with suppress(OSError):
+                self.file.close()
             self.partial.unlink(missing_ok=True)
             self._release()
 
     def _refuse_existing(self) -> None:
-        if not self.overwrite and os.path.lexists(self.path):
-            raise OutputExists(self.path)
         if self.path.is_dir():
+            raise OutputIsFolder(self.path)
+        if not self.overwrite and os.path.lexists(self.path):
             raise OutputExists(self.path)
 
     def _acquire(self) -> None:
@@ -111,6 +116,19 @@ class Publication:
         except FileExistsError as error:
             raise OutputExists(self.path) from error
         self.partial.replace(self.path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tells a full disk, or any other failure to write, in words.
+
+    Raises:
+        WriteFailed: The system refused to write.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed(path, error.strerror or str(error)) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -23,7 +23,7 @@ from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.journal import Journal
 from dflash.draftfile.layout import ZSTD_LEVEL, file_schema, parquet_writer
 from dflash.draftfile.metadata import sealed, stamp
-from dflash.draftfile.publish import Publication
+from dflash.draftfile.publish import Publication, writing
 from dflash.draftfile.requests import check_requests
 from dflash.draftfile.summary import Summary
 from dflash.draftfile.view import Limits, Place
@@ -163,16 +163,18 @@ class DraftFileWriter:
 
         Raises:
             OutputExists: Another file took the name meanwhile.
+            WriteFailed: The disk is full, or refuses otherwise.
         """
         self._flush()
-        parquet = self._open_parquet()
         columns = self._digest.column_digests()
-        chunks = self._groups * len(parquet.schema)
-        parquet.add_key_value_metadata(sealed(self._pairs(run_status, lost, columns), chunks))
-        parquet.close()
-        stamp(self._publication.file)
-        size = self._publication.file.seek(0, io.SEEK_END)
-        self._publication.publish()
+        with writing(self.path):
+            parquet = self._open_parquet()
+            chunks = self._groups * len(parquet.schema)
+            parquet.add_key_value_metadata(sealed(self._pairs(run_status, lost, columns), chunks))
+            parquet.close()
+            stamp(self._publication.file)
+            size = self._publication.file.seek(0, io.SEEK_END)
+            self._publication.publish()
         if journal is not None:
             journal.delete()
         return Published(self.path, content_digest(columns), self._rows, len(self._requests), size)
@@ -217,7 +219,8 @@ class DraftFileWriter:
             return
         group = pa.concat_tables(self._buffer).combine_chunks()
         self._buffer, self._buffered = [], np.zeros(2, np.int64)
-        self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
+        with writing(self.path):
+            self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
         self._digest.update(group)
         self._rows += group.num_rows
         self._groups += 1

@@ -92,7 +92,9 @@ def test_schema_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(column.name in text for column in COLUMNS)
 
 
-@pytest.mark.parametrize("words", [["info", "--help"], ["schema"], ["info", "run.parquet"]])
+@pytest.mark.parametrize(
+    "words", [["info", "--help"], ["schema"], *([name, "run.parquet"] for name in ("info", "cat", "doctor"))]
+)
 def test_the_torch_half_is_not_imported(tmp_path: Path, words: list[str]) -> None:
     write(tmp_path / "run.parquet", tables(0, 1))
     heavy = "torch|transformers|triton|scipy|pandas|duckdb|polars"

@@ -16,7 +16,7 @@ import pytest
 from sample_drafts import header, tables, write
 
 from dflash.draftfile import metadata, publish
-from dflash.draftfile.errors import FolderNotWritable, OutputBusy, OutputExists
+from dflash.draftfile.errors import FolderNotWritable, OutputBusy, OutputExists, OutputIsFolder, WriteFailed
 from dflash.draftfile.publish import Publication
 from dflash.draftfile.reader import open_draft_file
 from dflash.draftfile.writer import DraftFileWriter
@@ -211,6 +211,30 @@ def test_a_failed_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(WriteFailed, match="No space"):
         write(tmp_path / "run.parquet", tables(0, 1))
     assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("rows", [1, 50_000])
+def test_a_full_disk_is_told_in_words(tmp_path: Path, rows: int) -> None:
+    with (
+        DraftFileWriter(tmp_path / "run.parquet", header(), run_id="r", row_group_rows=rows) as writer,
+        Path("/dev/full").open("r+b", buffering=0) as full,
+    ):
+        os.dup2(full.fileno(), writer._publication.file.fileno())
+        with pytest.raises(WriteFailed, match="run.parquet failed"):
+            fill(writer)
+    assert names(tmp_path) == []
+
+
+def fill(writer: DraftFileWriter) -> None:
+    writer.write_request(tables(0, 1)[0])
+    writer.finish()
+
+
+def test_a_folder_is_no_output(tmp_path: Path) -> None:
+    for overwrite in (False, True):
+        with pytest.raises(OutputIsFolder):
+            DraftFileWriter(tmp_path, header(), run_id="r", overwrite=overwrite)
