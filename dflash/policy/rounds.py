@@ -7,7 +7,7 @@ anchor ── 0 ── 1        n = 3 nodes in one round, node_parent = [-1, 0, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +199,10 @@ class Rounds:
         """Row of each slot in the `draft_topk_*` columns, -1 where the drafter did not expand; `[N + R]`."""
         expanded = ~np.isnan(self["draft_lse"])
         return np.where(expanded, np.cumsum(expanded) - 1, -1)
+
+    def with_values(self, values: Mapping[str, Array]) -> Rounds:
+        """Return the same rounds with columns added or replaced."""
+        return replace(self, values={**self.values, **values})
 
     def select(self, rows: I64, nodes: I64, counts: I64) -> Rounds:
         """Keep some rounds and some of their nodes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +61,13 @@ class Batch:
     owner: I64
     live: Bool
 
+    def only_live(self) -> Batch:
+        """Return the batch without its prefill rows; the requests stay."""
+        live = self.live
+        return replace(
+            self, table=self.table.filter(pa.array(live)), owner=self.owner[live], live=live[live]
+        )
+
     def rounds(self, columns: Iterable[str]) -> Rounds:
         """Return all rows, prefills included, with the columns given that belong to nodes or slots."""
         keys = np.array([request.key for request in self.requests], dtype=np.uint32).reshape(-1, 2)
@@ -91,20 +98,25 @@ def batches(file: DraftFile, columns: Iterable[str], prefills: bool = False) -> 
     Raises:
         RequestUnknown: a request does not say its key or its sampling.
     """
-    wanted = set(IDENTITY).union(columns)
-    names = [name for name in file.schema.names if name in wanted]
-    for table in file.tables(names):
+    for table in file.tables(read_columns(file, columns)):
         kind = table["kind"].to_numpy()
-        decided = table.filter(pa.array((kind == Kind.PREFILL) | (kind == Kind.LIVE)))
-        owner, starts = _owners(decided)
-        requests = tuple(
-            _request(file, row["request_id"], row["request_info"])
-            for row in decided.select(["request_id", "request_info"]).take(pa.array(starts)).to_pylist()
-        )
-        live = decided["kind"].to_numpy() == Kind.LIVE
-        if not prefills:
-            decided, owner, live = decided.filter(pa.array(live)), owner[live], live[live]
-        yield Batch(file, decided, requests, owner, live)
+        batch = decided_batch(file, table, (kind == Kind.PREFILL) | (kind == Kind.LIVE))
+        yield batch if prefills else batch.only_live()
+
+
+def read_columns(file: DraftFile, columns: Iterable[str]) -> list[str]:
+    """Return the columns to read: those given and the identity, in file order."""
+    wanted = set(IDENTITY).union(columns)
+    return [name for name in file.schema.names if name in wanted]
+
+
+def decided_batch(file: DraftFile, table: pa.Table, keep: Bool) -> Batch:
+    """Make a batch of some rows of a row group, the prefill of every request among them."""
+    decided = table.filter(pa.array(keep))
+    owner, starts = _owners(decided)
+    heads = decided.select(["request_id", "request_info"]).take(pa.array(starts)).to_pylist()
+    requests = tuple(_request(file, head["request_id"], head["request_info"]) for head in heads)
+    return Batch(file, decided, requests, owner, decided["kind"].to_numpy() == Kind.LIVE)
 
 
 def columns_of(policies: Iterable[Policy], file: DraftFile) -> tuple[str, ...]:

@@ -15,6 +15,37 @@ class ShapeBeyondRecording(DflashError):
         )
 
 
+class DenseIncomplete(DflashError):
+    """A request lacks dense rows, so that it cannot be walked."""
+
+    def __init__(self, request_id: str, expected: int, found: int) -> None:
+        super().__init__(
+            f"Request {request_id!r} needs {expected} dense rows, one a committed token but the last and in "
+            f"order, found {found}. Record it again with --dense, or replay with --rejudge."
+        )
+
+
+class WalkDiverged(DflashError):
+    """A committed token is not the target's choice, and no near-tie explains it."""
+
+    def __init__(self, request_id: str, position: int, committed: int, choice: int, gap: float) -> None:
+        super().__init__(
+            f"Request {request_id!r}, position {position}: the trunk holds token {committed}, the dense row "
+            f"chose {choice} with a margin of {gap:g}, which is no near-tie. The dense rows are not of this "
+            "trunk; replay with --rejudge."
+        )
+
+
+class TrunkLawMissing(DflashError):
+    """A law-exact walk needs q along the trunk, which these dense rows do not hold."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(
+            f"A walk under {rule!r} needs trunk_logp and trunk_logq in every dense row, and some are null. "
+            "Record with --dense and sampled drafts, or replay with --rejudge."
+        )
+
+
 class RequestUnknown(DflashError):
     """The prefill row that tells a request's key and sampling is missing or incomplete."""
 

@@ -43,6 +43,8 @@ class Recorder:
     seed: int = 5
     temperatures: list[float] = field(default_factory=list)
     edit: Edit = lambda rows: None
+    dense: bool = False
+    largest: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(1)
@@ -95,8 +97,10 @@ class Recorder:
             "sampling": {"temperature": self.temperature, "top_k": None, "top_p": None},
             "seed": self.seed,
             "policy": parse_policy(self.policy).to_dict(),
-            "shape": {"length": self.length, "branches": self.branches},
-            "dense": False,
+            "shape": {"length": self.largest[0], "branches": self.largest[1]}
+            if self.largest
+            else {"length": self.length, "branches": self.branches},
+            "dense": self.dense,
             "store_topk": TOPK,
             "draft_topk": TOPK,
             "q_complete": True,
@@ -151,6 +155,29 @@ class Recorder:
                     "branches": self.branches if live else 0,
                 }
             )
+        return rows + (self.dense_rows(trunk, len(prompt), key, temperature) if self.dense else [])
+
+    def dense_rows(
+        self, trunk: list[int], first: int, key: tuple[int, int], temperature: float
+    ) -> list[dict[str, Any]]:
+        """A judged draft of the largest shape at every output token but the last."""
+        live, (self.length, self.branches) = (self.length, self.branches), self.largest or (
+            self.length,
+            self.branches,
+        )
+        rows = []
+        for anchor in range(first, len(trunk) - 1):
+            row = self.judged(trunk[: anchor + 1], key, temperature, self.length)
+            p = self.log_p(self.target[[trunk[anchor]]].astype(np.float64), temperature)[0]
+            row |= {"kind": 1, "round": -1, "trunk_logp": float(p[trunk[anchor + 1]])}
+            row["off_trajectory"] = bool(row["slot_choice"][0] != trunk[anchor + 1])
+            if temperature and self.proposal is not Proposal.DETERMINISTIC:
+                ahead = trunk[anchor : anchor + self.length + 1]
+                with np.errstate(divide="ignore"):
+                    log_q = [np.log(self.q(a, temperature)[b]) for a, b in zip(ahead, ahead[1:], strict=False)]
+                row["trunk_logq"] = np.array(log_q, dtype=np.float32)
+            rows.append(row)
+        self.length, self.branches = live
         return rows
 
     def truncate(self, tokens: list[int], before: int) -> tuple[list[int], str]:
@@ -174,6 +201,7 @@ class Recorder:
             depth.append(depth[above + 1] + 1)
         slot_token = np.array([trunk[-1], *token], dtype=np.int64)
         logits = self.target[slot_token].astype(np.float64)
+        gap = np.full(len(slot_token), 1.0, dtype=np.float32)
         log_p = self.log_p(logits, temperature)
         choice = [
             int(np.argmin(np.exp(np.log(target_exponentials(key, anchor + 1 + d, VOCAB)) - log_p[slot])))
@@ -199,6 +227,9 @@ class Recorder:
             "node_residual_token": self.replacements(nodes, slot_token, choice, key, anchor, temperature),
             "slot_argmax": logits.argmax(axis=1).astype(np.int32),
             "slot_choice": np.array(choice, dtype=np.int32),
+            "slot_gap": gap,
+            "slot_cut_gap": np.full(len(slot_token), np.nan, dtype=np.float32),
+            "node_draft_gap": np.full(len(nodes), 1.0, dtype=np.float32),
             "slot_lse": np.logaddexp.reduce(logits, axis=1).astype(np.float32),
             "slot_lse_p": self.lse_p(logits, temperature),
             "slot_cutoff": np.full(len(slot_token), -np.inf, dtype=np.float32),
