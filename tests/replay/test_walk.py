@@ -118,9 +118,9 @@ def test_a_differing_choice_is_a_near_tie_or_an_error(tmp_path):
     from dflash.replay.errors import WalkDiverged
 
     def recorder(gap):
-        return Recorder(
-            "match", Proposal.DETERMINISTIC, length=0, dense=True, requests=1, edit=lambda rows: near(rows, gap)
-        )
+        spoil = Recorder("match", Proposal.DETERMINISTIC, length=0, dense=True, requests=1)
+        spoil.edit = lambda rows: near(rows, gap)
+        return spoil
 
     clean = Recorder("match", Proposal.DETERMINISTIC, length=0, dense=True, requests=1).write(
         tmp_path / "clean.parquet"

@@ -173,9 +173,9 @@ class Recorder:
             row["off_trajectory"] = bool(row["slot_choice"][0] != trunk[anchor + 1])
             if temperature and self.proposal is not Proposal.DETERMINISTIC:
                 ahead = trunk[anchor : anchor + self.length + 1]
+                q = [self.q(a, temperature)[b] for a, b in zip(ahead, ahead[1:], strict=False)]
                 with np.errstate(divide="ignore"):
-                    log_q = [np.log(self.q(a, temperature)[b]) for a, b in zip(ahead, ahead[1:], strict=False)]
-                row["trunk_logq"] = np.array(log_q, dtype=np.float32)
+                    row["trunk_logq"] = np.log(np.array(q)).astype(np.float32)
             rows.append(row)
         self.length, self.branches = live
         return rows
