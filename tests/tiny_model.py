@@ -22,12 +22,16 @@ def byte_tokenizer(template: bool = True) -> tf.PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=SPECIAL[0], eos_token=SPECIAL[2])
+    tokenizer = tf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=SPECIAL[0], eos_token=SPECIAL[2]
+    )
     tokenizer.chat_template = TEMPLATE if template else None
     return tokenizer
 
 
-def write_tiny(folder: Path, *, layers: int = 2, seed: int = 0, window: int = 512, template: bool = True) -> Path:
+def write_tiny(
+    folder: Path, *, layers: int = 2, seed: int = 0, window: int = 512, template: bool = True
+) -> Path:
     """A folder that `load_target` reads; its greedy answers repeat themselves, so drafts are accepted."""
     tokenizer = byte_tokenizer(template)
     torch.manual_seed(seed)

@@ -66,7 +66,11 @@ def test_identical_prompts_get_their_own_noise_and_any_number_of_lanes_agrees(ti
 def test_a_request_may_have_its_own_temperature_and_seed(tiny, record, output_tokens):
     from dflash.engine.prompt import Prompt
 
-    prompts = [Prompt(("hello",), temperature=0.0), Prompt(("hello",), temperature=1.1, seed=5), Prompt(("hi",))]
+    prompts = [
+        Prompt(("hello",), temperature=0.0),
+        Prompt(("hello",), temperature=1.1, seed=5),
+        Prompt(("hi",)),
+    ]
     for drafter in ("self", "ngram"):
         mixed = output_tokens(record(tiny, prompts, temperature=0.7, drafter=drafter))
         plain = output_tokens(record(tiny, prompts, temperature=0.7, drafter="none", length=0))

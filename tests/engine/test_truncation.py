@@ -73,7 +73,10 @@ def lane(tokenizer, eos=(), stop=(), limit=100):
 def test_the_reasons_have_an_order_stop_and_end_of_text_before_length(tiny):
     tokens = tiny.tokenizer("xyz", add_special_tokens=False).input_ids
     assert lane(tiny.tokenizer, stop=["yz"], limit=3).emit(tokens).truncated_by is Truncation.STOP
-    assert lane(tiny.tokenizer, eos=[tokens[2]], stop=["yz"], limit=3).emit(tokens).truncated_by is Truncation.EOS
+    assert (
+        lane(tiny.tokenizer, eos=[tokens[2]], stop=["yz"], limit=3).emit(tokens).truncated_by
+        is Truncation.EOS
+    )
     assert lane(tiny.tokenizer, limit=3).emit(tokens).truncated_by is Truncation.LENGTH
     assert lane(tiny.tokenizer, limit=4).emit(tokens).truncated_by is Truncation.NONE
 
@@ -89,7 +92,9 @@ def test_the_text_is_cut_before_the_stop_string_and_never_shown_in_part(tiny):
     assert "".join(shown) == busy.text == "one tw"
 
 
-@pytest.mark.parametrize("text", ["plain", "é ü", "漢字かな", "🌈🌍👩‍🚀", "a\u0301", " lead", "x\n\ny", "\ufffd kept"])
+@pytest.mark.parametrize(
+    "text", ["plain", "é ü", "漢字かな", "🌈🌍👩‍🚀", "a\u0301", " lead", "x\n\ny", "\ufffd kept"]
+)
 def test_streamed_text_is_the_decoded_text_in_whole_characters(tiny, text):
     tokens = tiny.tokenizer(text, add_special_tokens=False).input_ids
     stream = TextStream(tiny.tokenizer)

@@ -68,9 +68,3 @@ def test_tau_is_what_ten_lines_without_the_package_count(samples, name):
     tau = sum(count + 1 for count in live) / len(live)
     document = json.loads(run("replay", f"{name}.parquet", "--json").stdout)
     assert document["runs"][0]["policies"][0]["tau"] == pytest.approx(tau, rel=1e-12)
-
-
-def test_the_shared_proposals_are_accepted_more_often_than_the_independent_ones_under_match(samples):
-    shared = json.loads(run("replay", "self-match.parquet", "--policy", "match:branches=1", "--json").stdout)
-    independent = json.loads(run("replay", "self-speculative.parquet", "--policy", "match", "--json").stdout)
-    assert shared["runs"][0]["policies"][0]["tau"] > independent["inputs"][0]["policies"][0]["tau"]

@@ -59,7 +59,9 @@ trees = st.integers(1, 8).flatmap(
 
 
 @settings(max_examples=6, deadline=None)
-@given(st.lists(st.tuples(st.lists(st.integers(0, 96), min_size=1, max_size=12), trees), min_size=2, max_size=3))
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 96), min_size=1, max_size=12), trees), min_size=2, max_size=3)
+)
 def test_ragged_lanes_of_random_trees_equal_plain_forwards(model, lanes):
     trunk = TrunkModel(model, lanes=len(lanes), capacity=4)
     for lane, (prompt, _) in enumerate(lanes):
