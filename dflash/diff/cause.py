@@ -1,0 +1,110 @@
+"""The likely cause of what was found, in words, the weightiest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash.diff.identity import Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the sections say, as far as causes can be told from it.
+
+    Attributes:
+        drafts: drafts differ in the same context, or what the drafter says of them.
+        target: what the target says differs in the same context, beyond the tolerance, as log p.
+        shifted: raw logits differ and log p does not.
+        tokens: outputs part.
+        near_ties: every parting is a near-tie.
+        infos: keys of `request_info` that differ.
+        prompts: aligned prompts that are not the same tokens.
+        decisions: decisions differ in the same context.
+    """
+
+    drafts: bool = False
+    target: bool = False
+    shifted: bool = False
+    tokens: bool = False
+    near_ties: bool = False
+    infos: tuple[str, ...] = ()
+    prompts: bool = False
+    decisions: bool = False
+
+    @property
+    def anything(self) -> bool:
+        return self.drafts or self.target or self.shifted or self.tokens or self.prompts or self.decisions
+
+
+def causes(differences: Sequence[Difference], findings: Findings) -> list[str]:
+    """Explain what was found by what the headers do not share."""
+    found = list(_models(differences, findings))
+    found += _settings(differences, findings)
+    if findings.anything and not found:
+        found.append(
+            "Nothing in the headers differs that could explain it: suspect kernels that do not repeat "
+            "their bits, another batch, or a change that the header does not know of."
+        )
+    if findings.shifted:
+        found.append("Raw logits moved and log p did not, as when all logits of a slot are shifted alike.")
+    if findings.tokens and findings.near_ties:
+        found.append("Every output parts at a near-tie: rounding can do that.")
+    return found
+
+
+def _models(differences: Sequence[Difference], findings: Findings) -> Iterator[str]:
+    keys = {difference.key: difference for difference in differences}
+    if "tokenizer.digest" in keys:
+        yield "The tokenizers differ: a token id means two things, so everything after this is noise."
+    if "target.quantisation" in keys:
+        a, b = (_method(value) for value in keys["target.quantisation"][1:])
+        yield f"The target's quantisation differs: {a} in A, {b} in B."
+    if "target.weights_digest" in keys and "target.quantisation" not in keys:
+        yield "The target's weights differ: another version of the model, or another model."
+    for key, what in (("target.config_digest", "configuration"), ("target.dtype", "precision")):
+        if key in keys:
+            yield f"The target's {what} differs{_values(keys[key], key == 'target.dtype')}."
+    if "tokenizer.template_digest" in keys:
+        yield "The chat templates differ, so that equal texts became other prompts."
+    elif findings.prompts and "tokenizer.digest" not in keys:
+        yield "Equal texts became other prompt tokens: another system prompt, or text sent without the template."
+    drafters = [difference for difference in differences if difference.key.startswith("drafters")]
+    same_target = not any(difference.key.startswith("target") for difference in differences)
+    if drafters and same_target:
+        names = ", ".join(
+            dict.fromkeys(difference.key.partition(".")[2] or "their number" for difference in drafters)
+        )
+        yield f"The drafter changed ({names}) and the target did not: another drafter, or a version of it."
+    elif drafters:
+        yield "The drafter changed too."
+    elif same_target and findings.drafts and not findings.target:
+        yield (
+            "Drafts differ although the target says the same and no drafter differs in the header: "
+            "a bug of the drafter, or a version that the header does not know of."
+        )
+
+
+def _settings(differences: Sequence[Difference], findings: Findings) -> Iterator[str]:
+    tops = {difference.key.partition(".")[0].partition("[")[0]: difference for difference in differences}
+    noise: list[str] = [name for name in ("sampling", "seed", "rng") if name in tops]
+    noise += [key for key in findings.infos if key.startswith(("sampling", "seed", "rng_key"))]
+    if noise:
+        names = ", ".join(dict.fromkeys(noise))
+        yield f"Sampling differs ({names}): other texts are to be expected, and log p is of another law."
+    asked = [name for name in ("policy", "shape", "dense", "draft_topk", "lanes") if name in tops]
+    if asked:
+        yield f"The runs were asked for different things ({', '.join(asked)})."
+    engine = [difference for difference in differences if difference.key.startswith("engine.")]
+    if engine and findings.anything:
+        changed = "; ".join(f"{item.key[7:]} {item.a} in A, {item.b} in B" for item in engine[:4])
+        yield f"The engine differs: {changed}."
+
+
+def _method(value: Any) -> str:
+    return "none" if value is None else str(value.get("method", value) if isinstance(value, dict) else value)
+
+
+def _values(difference: Difference, shown: bool) -> str:
+    return f": {difference.a} in A, {difference.b} in B" if shown else ""
