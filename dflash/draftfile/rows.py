@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,14 +78,15 @@ def _scalar_array(kind: pa.DataType, values: list[Any]) -> pa.Array:
 def _list_array(kind: pa.ListType, values: list[Any]) -> pa.Array:
     found = [None if value is None else _elements(value) for value in values]
     present = [part for part in found if part is not None]
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([0 if part is None else len(part.data) for part in found], out=offsets[1:])
-    data = np.concatenate([part.data for part in present])
+    lengths = (0 if part is None else len(part.data) for part in found)
+    offsets = pa.array(np.fromiter(accumulate(lengths, initial=0), np.int32, len(found) + 1))
+    data = present[0].data if len(present) == 1 else np.concatenate([part.data for part in present])
     holes = any(part.holes is not None for part in present)
     mask = np.concatenate([part.mask() for part in present]) if holes else None
-    leaf = pa.array(data, mask=mask).cast(kind.value_type)
+    leaf = pa.array(data, mask=mask)
+    leaf = leaf if leaf.type == kind.value_type else leaf.cast(kind.value_type)
     nulls = pa.array([part is None for part in found]) if len(present) < len(found) else None
-    return pa.ListArray.from_arrays(pa.array(offsets), leaf, type=kind, mask=nulls)
+    return pa.ListArray.from_arrays(offsets, leaf, type=kind, mask=nulls)
 
 
 class _Elements(NamedTuple):
@@ -109,6 +111,8 @@ def _elements(value: Any) -> _Elements:
         data = np.array([0 if hole else item for item, hole in zip(data, none, strict=True)])
     elif data.dtype.kind == "f":
         none = np.isnan(data)
+    elif holes is None:
+        return _Elements(data, None)
     else:
         none = np.zeros(len(data), bool)
     if holes is not None:

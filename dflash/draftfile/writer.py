@@ -127,7 +127,7 @@ class DraftFileWriter:
         return self._publication.path
 
     def write_request(self, table: pa.Table) -> None:
-        """Adds all rows of one request.
+        """Adds all rows of one request; they are checked when their row group closes.
 
         Args:
             table: `arrow_schema(features)`, where `features` is the header's mode not being `none`, and
@@ -138,11 +138,7 @@ class DraftFileWriter:
             DataError: The rows break an invariant of the format.
         """
         schema = self._accept(table.schema)
-        place = Place(self.path, self._groups)
-        check_rows(table, self._limits, place)
-        self._requests |= check_requests(table, self._requests, place)
-        table = table.cast(schema)
-        self._summary.add(table)
+        table = pa.Table.from_arrays(table.columns, schema=schema)
         self._buffer.append(table)
         self._buffered += np.array([table.num_rows, table.nbytes])
         if (self._buffered >= self._group_limits).any():
@@ -163,6 +159,7 @@ class DraftFileWriter:
 
         Raises:
             OutputExists: Another file took the name meanwhile.
+            DataError: The rows break an invariant of the format.
             WriteFailed: The disk is full, or refuses otherwise.
         """
         self._flush()
@@ -219,6 +216,10 @@ class DraftFileWriter:
             return
         group = pa.concat_tables(self._buffer).combine_chunks()
         self._buffer, self._buffered = [], np.zeros(2, np.int64)
+        place = Place(self.path, self._groups)
+        check_rows(group, self._limits, place)
+        self._requests |= check_requests(group, self._requests, place)
+        self._summary.add(group)
         with writing(self.path):
             self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
         self._digest.update(group)

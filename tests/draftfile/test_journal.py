@@ -271,3 +271,15 @@ def test_ten_kills_lose_nothing_that_was_written(tmp_path: Path) -> None:
         found = recover(path)
         assert found.rows in (wanted, wanted + 1)
         assert found.lost == (found.torn_bytes > 0)
+
+
+def test_features_are_journaled_too(tmp_path: Path) -> None:
+    (table,) = tables(3, 1, features=True)
+    head = header(features={"mode": "all", "encoding": "bf16"})
+    with Journal(tmp_path / "run.journal", head, run_id="run") as journal:
+        journal.append("request-0", table)
+        journal.close_request("request-0")
+    recover(tmp_path / "run.journal")
+    file = open_draft_file(tmp_path / "run.parquet")
+    assert file.capabilities == ("features",)
+    assert next(file.tables()).equals(table)
