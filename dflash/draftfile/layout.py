@@ -26,6 +26,8 @@ def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
         if name not in base.names and not is_user_column(name):
             raise SchemaRefused(f"the unknown column {name}")
     for field in users:
+        if not field.name.isidentifier():
+            raise SchemaRefused(f"{field.name!r}, which is no plain name")
         if not has_digest(field.type):
             raise SchemaRefused(f"{field.name} of type {field.type}, which has no digest")
     for name in base.names:

@@ -127,6 +127,7 @@ def test_user_columns_survive(tmp_path: Path) -> None:
         (lambda table: table.drop_columns(["node_logp"]), "no column node_logp"),
         (lambda table: table.append_column("mine", pa.array([1] * table.num_rows)), "unknown column mine"),
         (lambda table: table.set_column(1, "kind", table["kind"].cast(pa.int32())), "kind as int32"),
+        (lambda table: table.append_column("x_a.b", pa.array([1] * table.num_rows)), "no plain name"),
         (lambda table: table.append_column("x_words", pa.array([["a"]] * table.num_rows)), "x_words"),
     ],
 )
