@@ -296,8 +296,8 @@ def test_every_flipped_bit_of_the_body_changes_its_digest(good: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_every_byte_of_the_file(good: Path, tmp_path: Path) -> None:
-    _, wrong = _every_flip(good, tmp_path / "bad.parquet", range(good.stat().st_size), read(good))
+def test_bytes_all_over_the_file(good: Path, tmp_path: Path) -> None:
+    _, wrong = _every_flip(good, tmp_path / "bad.parquet", range(0, good.stat().st_size, 11), read(good))
     assert wrong == []
 
 
