@@ -15,9 +15,9 @@ from dflash.cli.replay_text import render
 from dflash.draftfile.run import Run, open_runs
 from dflash.errors import UsageError
 from dflash.policy.registry import RULES, Policy, parse_policy
-from dflash.replay.rejudge import recorded_policy
-from dflash.replay.rejudge import replay as rejudge
 from dflash.replay.result import Replay, document
+from dflash.replay.run import recorded_policy
+from dflash.replay.run import replay as replay_run
 from dflash.replay.verdicts import VerdictWriter
 
 
@@ -40,7 +40,8 @@ from dflash.replay.verdicts import VerdictWriter
 @click.option(
     "--check", is_flag=True, help="Reproduce every recorded decision; exit 1 if one cannot be reproduced."
 )
-@output_option("what each policy decided in every round, as Parquet,")
+@click.option("--rejudge", is_flag=True, help="Do not walk dense files: re-judge their live rounds.")
+@output_option("what each policy decided in every round, as Parquet (law-exact walks decide none),")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 @json_option
 def replay(
@@ -48,18 +49,22 @@ def replay(
     policies: Sequence[str],
     parameters: Sequence[str],
     check: bool,
+    rejudge: bool,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
 ) -> int:
-    """Re-judge the live rounds of draft FILEs, each at its own anchor, with no model.
+    """Replay draft FILEs under other policies, with no model.
+
+    Live rounds are re-judged, each at its own anchor. Dense files are walked: the rounds are those
+    that a live run of the policy would have had, or their law.
 
     A folder stands for the *.parquet files right inside it. Files of one run are taken
     together, several runs one by one. Without --policy the recorded policy is judged again.
     """
     asked = read_policies(policies, parameters)
     runs = open_runs(files)
-    results = _all(runs, asked, check, output, overwrite)
+    results = _all(runs, asked, (check, not rejudge), output, overwrite)
     emit(document(results), as_json, lambda console: render(results, console))
     if output is not None:
         talk(f"verdicts: {output}")
@@ -85,7 +90,11 @@ def read_policies(texts: Sequence[str], parameters: Sequence[str]) -> list[Polic
 
 
 def _all(
-    runs: Sequence[Run], asked: Sequence[Policy], check: bool, output: Path | None, overwrite: bool
+    runs: Sequence[Run],
+    asked: Sequence[Policy],
+    how: tuple[bool, bool],
+    output: Path | None,
+    overwrite: bool,
 ) -> list[Replay]:
     files = [file for run in runs for file in run.files]
     names = [str(policy) for policy in asked] or [str(recorded_policy(run.files[0])) for run in runs]
@@ -94,10 +103,11 @@ def _all(
     groups = sum(file.row_groups for file in files)
     with writer or nullcontext(), bar("replay", total=groups) as (progress, task):
         results = [
-            rejudge(
+            replay_run(
                 run.files,
                 asked,
-                check=check,
+                check=how[0],
+                dense=how[1],
                 verdicts=writer,
                 progress=lambda: progress.advance(task),
             )

@@ -12,6 +12,10 @@ from dflash.replay.result import CheckReport, PolicyRow, Replay
 from dflash.replay.statistics import Interval
 
 _POSITIONS = 8
+_NUMBERS = (
+    *("rounds", "tau", "95 %", "difference", "95 %"),
+    *("kept/round", "95 %", "drafted/token", "changed"),
+)
 _MEANING = {
     "exactness": "exactness",
     "walk": "walk",
@@ -19,6 +23,7 @@ _MEANING = {
     "tau": "tau",
     "95 %": "interval",
     "difference": "difference",
+    "kept/round": "emitted_per_round",
     "drafted/token": "drafted_per_token",
     "changed": "changed_rounds",
     "marginal": "marginal",
@@ -38,10 +43,9 @@ def render(runs: Sequence[Replay], console: Console) -> None:
 
 
 def _render(run: Replay, console: Console) -> None:
-    rounds = run.rows[0].rounds
     files = ", ".join(source.path for source in run.sources)
     console.print(
-        f"{files}: {run.requests} requests, {rounds} live rounds, recorded under {run.recorded}",
+        f"{files}: {run.requests} requests, recorded under {run.recorded}",
         soft_wrap=True,
     )
     console.print(_policies(run.rows))
@@ -58,7 +62,7 @@ def _policies(rows: Sequence[PolicyRow]) -> Table:
     table.add_column("policy", overflow="fold")
     for name in ("exactness", "walk", "lossless"):
         table.add_column(name)
-    for name in ("tau", "95 %", "difference", "95 %", "drafted/token", "changed"):
+    for name in _NUMBERS:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
@@ -66,12 +70,15 @@ def _policies(rows: Sequence[PolicyRow]) -> Table:
             row.exactness,
             row.walk,
             "yes" if row.lossless else "no",
+            f"{row.rounds:.6g}",
             _number(row.tau),
             _interval(row.interval),
             "-" if row.difference is None else f"{row.difference:+.3f}",
             _interval(row.difference_interval),
+            _number(row.emitted_per_round),
+            _interval(row.emitted_interval),
             _number(row.drafted_per_token),
-            str(row.changed_rounds),
+            "-" if row.changed_rounds is None else str(row.changed_rounds),
         )
     return table
 
@@ -84,7 +91,7 @@ def _positions(rows: Sequence[PolicyRow]) -> Table:
     table.add_column("accepted at")
     for position in range(1, deepest + 1):
         table.add_column(str(position), justify="right")
-    for row in rows:
+    for row in (row for row in rows if row.acceptance):
         shown = row.acceptance[:deepest]
         table.add_row(row.policy, "marginal", *(_number(item.marginal) for item in shown))
         table.add_row("", "conditional", *(_number(item.conditional) for item in shown))
@@ -93,12 +100,18 @@ def _positions(rows: Sequence[PolicyRow]) -> Table:
 
 def _remarks(row: PolicyRow) -> list[str]:
     off_choice = 0 if row.lossless else row.off_choice_rounds
+    walked = []
+    if row.walked is not None:
+        facts = row.walked
+        walked.append(f"walked {_number(facts.covered)} of the answers' tokens, {facts.near_ties} near-ties")
+        if facts.left_trunk:
+            walked.append(f"{facts.left_trunk} requests left the trunk and end there")
     counted = (
         (row.unknown_bonus, "rounds whose bonus token was not recorded (null)"),
         (row.coin_ties, "coin ties"),
         (off_choice, "rounds that accept a token the target did not choose"),
     )
-    return [*row.remarks, *(f"{count} {what}" for count, what in counted if count)]
+    return [*row.remarks, *walked, *(f"{count} {what}" for count, what in counted if count)]
 
 
 def _check(check: CheckReport, console: Console) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
-from dflash.policy.topology import Bool, along_path, path_sum, segment_max
+from dflash.policy.topology import Bool, along_path, path_sum, ragged_index, segment_max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +30,24 @@ class Decision:
     last_slot: I64
     bonus: I64
     coin_tie: Bool
+
+    def take(self, rounds: Rounds, rows: I64) -> Decision:
+        """Keep the decisions of some rounds.
+
+        Args:
+            rounds: those rounds alone, as `Rounds.take` gives them.
+            rows: where they were.
+        """
+        nodes = ragged_index(self.node_offsets, rows)
+        slot = self.last_slot[rows] - self.node_offsets[rows] - rows + rounds.root_slot
+        return Decision(
+            rounds.node_offsets,
+            self.accepted[nodes],
+            self.accepted_count[rows],
+            slot,
+            self.bonus[rows],
+            self.coin_tie[rows],
+        )
 
     def path(self, row: int) -> list[int]:
         """Return the accepted nodes of one round, by index within the round, from the anchor outward."""

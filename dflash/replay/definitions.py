@@ -12,9 +12,15 @@ DEFINITIONS: Mapping[str, str] = {
     "drafted_per_token": "nodes of the trees used per token emitted before truncation",
     "interval": "95 % percentile bootstrap over requests, the same resamples for every policy; one request "
     "has none",
-    "difference": "tau minus the tau of the first policy, on the same rounds",
+    "difference": "tau minus that of the first policy of the same kind, on the same rounds or, for walks, on "
+    "the part of each answer that all of them cover",
+    "emitted_per_round": "tokens kept per round; law-exact walks give it instead of tau, without coins",
     "exactness": "live: as it ran; re-judge: every round at its own recorded anchor, although another policy "
-    "would have moved the later anchors",
+    "would have moved the later anchors; path-exact: the rounds of a live run; law-exact: their law; lossy: "
+    "the rounds of a live run up to where it leaves the trunk",
+    "covered": "share of the answers' tokens before their walk left the trunk",
+    "left_trunk": "requests whose walk left the trunk; their last round counts, nothing after it does",
+    "near_ties": "rounds in which less than the file's tie tolerance decided a choice, a cut or a draft",
     "walk": "what a closed-loop replay of this policy would be on a dense recording: path-exact, law-exact, "
     "or none (re-judge)",
     "lossless": "whether the emitted tokens follow the target's own law",

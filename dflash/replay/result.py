@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from dflash.replay.check import LISTED, Check, Failure, Tie
 from dflash.replay.definitions import DEFINITIONS
 from dflash.replay.statistics import Interval, Resampled, at_least, tau
 from dflash.replay.tally import Tally
+from dflash.replay.walk import NearTie
 
 SCHEMA = "dflash.replay/1"
 
@@ -38,6 +39,16 @@ class Acceptance(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class WalkFacts:
+    """What only walks have; at most `LISTED` near-ties are listed."""
+
+    covered: float | None
+    left_trunk: int
+    near_ties: int
+    listed: tuple[NearTie, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyRow:
     """What one policy does on the rounds; `DEFINITIONS` says what each number means."""
 
@@ -48,21 +59,24 @@ class PolicyRow:
     walk: str
     lossless: bool
     remarks: tuple[str, ...]
-    rounds: int
+    rounds: float
     tau: float | None
     interval: Interval | None
     difference: float | None
     difference_interval: Interval | None
     acceptance: tuple[Acceptance, ...]
     lengths: tuple[int, ...]
-    tokens: int
+    tokens: int | None
     emitted: int | None
-    drafted: int
+    drafted: int | None
     drafted_per_token: float | None
-    changed_rounds: int
-    off_choice_rounds: int
+    changed_rounds: int | None
+    off_choice_rounds: int | None
     unknown_bonus: int
     coin_ties: int
+    emitted_per_round: float | None
+    emitted_interval: Interval | None
+    walked: WalkFacts | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +119,6 @@ def document(runs: Sequence[Replay]) -> dict[str, Any]:
     """Return the document of schema `dflash.replay/1`."""
     return {
         "schema": SCHEMA,
-        "mode": "re-judge",
         "runs": [run.to_dict() for run in runs],
         "definitions": dict(DEFINITIONS),
     }
@@ -114,38 +127,77 @@ def document(runs: Sequence[Replay]) -> dict[str, Any]:
 def policy_row(
     policy: Policy, recorded: Policy, tally: Tally, first: Tally, resampled: Resampled
 ) -> PolicyRow:
-    """Sum up one policy.
+    """Sum up one policy on live rounds.
 
     Args:
         first: the tally of the first policy, from which differences are taken.
     """
-    lengths, reached = tally.lengths().sum(axis=0), at_least(tally.reached().sum(axis=0))
-    mean, base = tau(lengths), tau(first.lengths().sum(axis=0))
-    tokens = int(lengths @ np.arange(1, len(lengths) + 1))
     same = policy.rule == recorded.rule and policy.shape.filled(recorded.shape) == recorded.shape
-    return PolicyRow(
-        policy=str(policy),
-        definition=policy.to_dict(),
+    row = tally_row(policy, tally, resampled)
+    mean, base = row.tau, tau(first.lengths().sum(axis=0))
+    return replace(
+        row,
         recorded=same,
         exactness="live" if same else "re-judge",
+        difference=None if mean is None or base is None or tally is first else mean - base,
+        difference_interval=None if tally is first else resampled.difference,
+        emitted=tally.emitted if same else None,
+        emitted_per_round=tally.emitted / row.rounds if same and row.rounds else None,
+        changed_rounds=tally.changed,
+    )
+
+
+def tally_row(policy: Policy, tally: Tally, resampled: Resampled) -> PolicyRow:
+    """Sum up what a tally knows of a policy; the rest is open."""
+    lengths, reached = tally.lengths().sum(axis=0), at_least(tally.reached().sum(axis=0))
+    tokens = int(lengths @ np.arange(1, len(lengths) + 1))
+    return replace(
+        open_row(policy),
         walk=str(_walk(policy, tally)),
         lossless=all(policy.rule.is_lossless(context) for context in tally.contexts),
         remarks=_remarks(policy, tally),
         rounds=int(lengths.sum()),
-        tau=mean,
+        tau=tau(lengths),
         interval=resampled.tau,
-        difference=None if mean is None or base is None or tally is first else mean - base,
-        difference_interval=None if tally is first else resampled.difference,
         acceptance=_acceptance(lengths, reached, resampled),
         lengths=tuple(lengths.tolist()),
         tokens=tokens,
-        emitted=tally.emitted if same else None,
         drafted=tally.nodes,
         drafted_per_token=tally.nodes / tokens if tokens else None,
-        changed_rounds=tally.changed,
         off_choice_rounds=tally.off_choice,
         unknown_bonus=tally.unknown_bonus,
         coin_ties=tally.coin_ties,
+    )
+
+
+def open_row(policy: Policy) -> PolicyRow:
+    """Return a row of which only the policy is known."""
+    return PolicyRow(
+        policy=str(policy),
+        definition=policy.to_dict(),
+        recorded=False,
+        exactness=str(Exactness.REJUDGE),
+        walk=str(Exactness.REJUDGE),
+        lossless=False,
+        remarks=(),
+        rounds=0,
+        tau=None,
+        interval=None,
+        difference=None,
+        difference_interval=None,
+        acceptance=(),
+        lengths=(),
+        tokens=None,
+        emitted=None,
+        drafted=None,
+        drafted_per_token=None,
+        changed_rounds=None,
+        off_choice_rounds=None,
+        unknown_bonus=0,
+        coin_ties=0,
+        emitted_per_round=None,
+        emitted_interval=None,
+        walked=None,
     )
 
 

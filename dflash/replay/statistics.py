@@ -81,6 +81,24 @@ def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
     return results
 
 
+def per_round(tokens: I64, rounds: F64, variance: F64) -> Interval | None:
+    """Return the interval of tokens per round over requests; None for fewer than two with rounds.
+
+    Args:
+        tokens: `[requests]`.
+        rounds: `[requests]` rounds, or how many are expected.
+        variance: `[requests]` of the rounds, from what was left to chance in each request.
+    """
+    used = rounds > 0
+    requests = int(used.sum())
+    if requests < 2:
+        return None
+    columns = np.column_stack((tokens[used], rounds[used], variance[used])).astype(np.float64)
+    kept, expected, spread = _draw(columns, requests).T
+    chance = np.random.default_rng(_SEED + 1).standard_normal(len(kept))
+    return _interval(kept / (expected + np.sqrt(np.maximum(0.0, spread)) * chance))
+
+
 def _padded(share: F64, width: int) -> F64:
     """No round accepts more than the longest."""
     return np.pad(share, ((0, 0), (0, max(0, width - share.shape[1]))))[:, :width]

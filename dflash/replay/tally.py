@@ -59,17 +59,22 @@ class Tally:
         recorded = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         kept = batch.table["emitted"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
         self.emitted += int(kept[batch.live].sum())
-        lengths, reached = [], []
-        for part, (rounds, decision) in zip(parts, ((j.rounds, j.decision) for j in judged), strict=True):
-            count = decision.accepted_count
-            depth = segment_max(rounds.node_depth, rounds.node_offsets, 0)
-            lengths.append(_by_request(part.owner, count, len(batch.requests)))
-            reached.append(_by_request(part.owner, np.minimum(count + 1, depth), len(batch.requests)))
-            self._count(rounds, decision)
-            self.changed += int((count != recorded[part.rows]).sum())
+        for part, item in zip(parts, judged, strict=True):
+            self.changed += int((item.decision.accepted_count != recorded[part.rows]).sum())
             self.contexts.add(part.context)
-        self._lengths.append(stacked_sum(lengths, len(batch.requests)))
-        self._reached.append(stacked_sum(reached, len(batch.requests)))
+        self.count([part.owner for part in parts], judged, len(batch.requests))
+
+    def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
+        """Count the rounds of one row group, given the request of each."""
+        lengths, reached = [], []
+        for owner, item in zip(owners, judged, strict=True):
+            accepted = item.decision.accepted_count
+            depth = segment_max(item.rounds.node_depth, item.rounds.node_offsets, 0)
+            lengths.append(_by_request(owner, accepted, requests))
+            reached.append(_by_request(owner, np.minimum(accepted + 1, depth), requests))
+            self._count(item.rounds, item.decision)
+        self._lengths.append(stacked_sum(lengths, requests))
+        self._reached.append(stacked_sum(reached, requests))
 
     def _count(self, rounds: Rounds, decision: Decision) -> None:
         self.nodes += len(rounds.node_parent)

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.publish import Publication
-from dflash.replay.batch import Batch, Part
+from dflash.policy.noise import I64
+from dflash.replay.batch import Batch
 from dflash.replay.tally import Judged
 
 VERDICTS_VERSION = 1
@@ -32,7 +33,7 @@ _SCHEMA = pa.schema(
 
 
 class VerdictWriter:
-    """Writes one row a live round and policy; the file appears whole at `finish` or not at all.
+    """Writes one row a round and policy; the file appears whole at `finish` or not at all.
 
     `accepted_nodes` are indices into the round as recorded; `bonus_token` is null where it is not known.
 
@@ -71,12 +72,12 @@ class VerdictWriter:
             self._writer.close()
         self._publication.discard()
 
-    def add(self, policy: str, batch: Batch, parts: Sequence[Part], judged: Sequence[Judged]) -> None:
-        """Write what a policy decided in one row group."""
-        tables = [_table(policy, batch, part, item) for part, item in zip(parts, judged, strict=True)]
-        rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, dtype=np.int64)
-        if tables:
-            self._writer.write_table(pa.concat_tables(tables).take(pa.array(np.argsort(rows, kind="stable"))))
+    def add(self, policy: str, batch: Batch, rows: Sequence[I64], judged: Sequence[Judged]) -> None:
+        """Write what a policy decided in some rows of one row group."""
+        if rows:
+            tables = [_table(policy, batch, *item) for item in zip(rows, judged, strict=True)]
+            order = np.argsort(np.concatenate(rows), kind="stable")
+            self._writer.write_table(pa.concat_tables(tables).take(pa.array(order)))
 
     def finish(self) -> None:
         """Close the file and give it its name."""
@@ -85,9 +86,9 @@ class VerdictWriter:
         self._publication.publish()
 
 
-def _table(policy: str, batch: Batch, part: Part, judged: Judged) -> pa.Table:
+def _table(policy: str, batch: Batch, rows: I64, judged: Judged) -> pa.Table:
     rounds, decision = judged.rounds, judged.decision
-    source = batch.table.select(["request_id", "round", "anchor_position"]).take(pa.array(part.rows))
+    source = batch.table.select(["request_id", "round", "anchor_position"]).take(pa.array(rows))
     nodes = np.flatnonzero(decision.accepted)
     kept = rounds.node_index[nodes].astype(np.int16)
     offsets = np.concatenate(([0], np.cumsum(decision.accepted_count))).astype(np.int32)

@@ -8,7 +8,7 @@ from tiny_recorder import EOS, Recorder
 from dflash.cli.main import run
 from dflash.draftfile.run import open_run
 from dflash.policy.context import Proposal
-from dflash.replay.rejudge import replay
+from dflash.replay.run import replay
 
 
 def first_live(rows, wanted=lambda row: True):

@@ -16,7 +16,7 @@ from dflash.draftfile.run import open_run
 from dflash.policy.context import Proposal
 from dflash.policy.registry import parse_policy
 from dflash.replay.errors import RequestUnknown, ShapeBeyondRecording
-from dflash.replay.rejudge import replay
+from dflash.replay.run import replay
 
 KINDS = [
     (policy, proposal, temperature, length, branches)

@@ -8,8 +8,8 @@ from tiny_recorder import Recorder
 from dflash.draftfile.run import open_run
 from dflash.policy.context import Proposal
 from dflash.policy.registry import parse_policy
+from dflash.replay.batch import columns_of
 from dflash.replay.dense import dense_batches
-from dflash.replay.rejudge import columns_of
 from dflash.replay.walk import WALK_COLUMNS, walk
 
 LARGEST = (3, 3)

@@ -96,7 +96,7 @@ class Recorder:
             },
             "sampling": {"temperature": self.temperature, "top_k": None, "top_p": None},
             "seed": self.seed,
-            "policy": parse_policy(self.policy).to_dict(),
+            "policy": parse_policy(self.policy).to_dict() | self.live_shape(),
             "shape": {"length": self.largest[0], "branches": self.largest[1]}
             if self.largest
             else {"length": self.length, "branches": self.branches},
@@ -113,6 +113,10 @@ class Recorder:
             "host": None,
             "parents": [],
         }
+
+    def live_shape(self) -> dict[str, Any]:
+        """What live rounds draft, if that is not the largest shape."""
+        return {"shape": {"length": self.length, "branches": self.branches}} if self.largest else {}
 
     def request(self, index: int) -> list[dict[str, Any]]:
         """All rows of one request, prefill first."""

@@ -1,0 +1,124 @@
+"""Replay of one run: each policy by the most exact way that the recording allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from dflash.draftfile.reader import DraftFile
+from dflash.policy.context import RuleContext, context_from_header
+from dflash.policy.registry import Policy
+from dflash.policy.rule import Exactness
+from dflash.policy.shape import Shape
+from dflash.replay.check import Check
+from dflash.replay.errors import ShapeBeyondRecording
+from dflash.replay.rejudge import rejudge
+from dflash.replay.result import PolicyRow, Replay, Source, check_report
+from dflash.replay.verdicts import VerdictWriter
+from dflash.replay.walks import law_all, walk_all
+
+
+class Way(StrEnum):
+    """How a policy is replayed."""
+
+    REJUDGE = "re-judge"
+    WALK = "walk"
+    LAW = "law"
+
+
+def recorded_policy(file: DraftFile) -> Policy:
+    """Return the policy that decided the live rounds, with the shape that they were drafted in."""
+    policy = Policy.from_dict(file.header.policy)
+    return replace(policy, shape=policy.shape.filled(largest_shape(file)))
+
+
+def largest_shape(file: DraftFile) -> Shape:
+    """Return the shape that dense rows were drafted in, and live ones unless their policy cuts it."""
+    return Shape(int(file.header.shape["length"]), int(file.header.shape["branches"]))
+
+
+def way_of(policy: Policy, file: DraftFile, recorded: Policy) -> Way:
+    """Return the most exact way to replay a policy on a dense file.
+
+    A path-exact or lossy policy walks a trunk of the target's choices; a law-exact one walks any trunk that
+    was recorded losslessly; what is left is re-judged.
+    """
+    context = context_from_header(file.header.raw)
+    exactness = policy.rule.exactness_in(context, _branches(policy, file))
+    if exactness is Exactness.LAW:
+        return Way.LAW if recorded.rule.is_lossless(context) else Way.REJUDGE
+    follows = exactness is Exactness.PATH or not policy.rule.is_lossless(context)
+    return Way.WALK if follows and _emits_choices(recorded, context) else Way.REJUDGE
+
+
+def replay(
+    files: Sequence[DraftFile],
+    policies: Sequence[Policy] = (),
+    *,
+    check: bool = False,
+    dense: bool = True,
+    verdicts: VerdictWriter | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> Replay:
+    """Replay a run under several policies.
+
+    Args:
+        files: of one run, in order.
+        policies: none means the recorded one.
+        check: also hold every recorded decision against the recorded policy.
+        dense: walk the dense rows of dense files; else every policy is re-judged on the live rounds.
+        verdicts: takes every decision.
+        progress: called after each row group of each pass.
+
+    Raises:
+        ShapeBeyondRecording: a policy asks for more than was drafted.
+    """
+    first = files[0]
+    recorded = recorded_policy(first)
+    asked = tuple(policies) or (recorded,)
+    walkable = dense and first.header.dense
+    ways = [way_of(policy, first, recorded) if walkable else Way.REJUDGE for policy in asked]
+    for policy, way in zip(asked, ways, strict=True):
+        _within(policy, recorded.shape if way is Way.REJUDGE else largest_shape(first))
+    checker = Check(recorded.rule) if check else None
+    rows: dict[int, PolicyRow] = {}
+
+    def settle(way: Way, judge: Callable[[list[Policy]], list[PolicyRow]]) -> None:
+        chosen = [index for index, found in enumerate(ways) if found is way]
+        if chosen or (checker is not None and way is Way.REJUDGE):
+            rows.update(zip(chosen, judge([asked[index] for index in chosen]), strict=True))
+
+    strict = _emits_choices(recorded, context_from_header(first.header.raw))
+    settle(Way.REJUDGE, lambda some: rejudge(files, some, recorded, checker, verdicts, progress))
+    settle(Way.WALK, lambda some: walk_all(files, some, strict, verdicts, progress))
+    settle(Way.LAW, lambda some: law_all(files, some, progress))
+    return Replay(
+        run_id=first.run_id,
+        sources=tuple(Source(str(file.path), file.part, file.content_digest) for file in files),
+        recorded=recorded,
+        requests=sum(file.requests for file in files),
+        rows=tuple(
+            replace(rows[index], recorded=_same(policy, recorded)) for index, policy in enumerate(asked)
+        ),
+        check=None if checker is None else check_report(checker),
+    )
+
+
+def _same(policy: Policy, recorded: Policy) -> bool:
+    return policy.rule == recorded.rule and policy.shape.filled(recorded.shape) == recorded.shape
+
+
+def _branches(policy: Policy, file: DraftFile) -> bool:
+    return policy.shape.filled(largest_shape(file)).branches != 1
+
+
+def _emits_choices(recorded: Policy, context: RuleContext) -> bool:
+    return recorded.rule.exactness_in(context, trees=False) is Exactness.PATH
+
+
+def _within(policy: Policy, recorded: Shape) -> None:
+    for bound in ("length", "branches"):
+        asked, drafted = getattr(policy.shape, bound), getattr(recorded, bound)
+        if asked is not None and asked > drafted:
+            raise ShapeBeyondRecording(str(policy), bound, asked, drafted)

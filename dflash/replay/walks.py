@@ -1,0 +1,164 @@
+"""Walks of whole runs: what several policies would have done live, one row a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dflash.draftfile.reader import DraftFile
+from dflash.policy.noise import I64
+from dflash.policy.registry import Policy
+from dflash.replay.batch import columns_of
+from dflash.replay.check import LISTED
+from dflash.replay.dense import DenseBatch, dense_batches
+from dflash.replay.law_exact import LAW_COLUMNS, Lengths, joined, lengths, reach
+from dflash.replay.rejudge import Judged
+from dflash.replay.result import PolicyRow, WalkFacts, open_row, tally_row
+from dflash.replay.statistics import per_round, resampled, tau
+from dflash.replay.tally import Tally
+from dflash.replay.verdicts import VerdictWriter
+from dflash.replay.walk import WALK_COLUMNS, NearTie, Walked, walk
+
+
+@dataclass(slots=True)
+class WalkTally:
+    """What one policy met on its walks.
+
+    Attributes:
+        all: every visited round.
+        common: rounds that begin where no policy has left the trunk yet.
+        kept: tokens kept, by request; `covered` those before the trunk was left, `outputs` all there are.
+    """
+
+    all: Tally = field(default_factory=Tally)
+    common: Tally = field(default_factory=Tally)
+    kept: list[I64] = field(default_factory=list)
+    covered: list[I64] = field(default_factory=list)
+    outputs: list[I64] = field(default_factory=list)
+    left_trunk: int = 0
+    near_ties: list[NearTie] = field(default_factory=list)
+
+    def add(self, dense: DenseBatch, walked: Sequence[Walked], last: I64) -> None:
+        """Count one row group.
+
+        Args:
+            last: `[requests]` the last row at which every policy is still on the trunk.
+        """
+        requests = len(dense.outputs)
+        kept, covered = np.zeros(requests, dtype=np.int64), np.zeros(requests, dtype=np.int64)
+        common = []
+        for item in walked:
+            np.add.at(kept, item.owner, item.kept)
+            covered += item.covered
+            self.left_trunk += int(item.left_trunk.sum())
+            self.near_ties += item.near_ties
+            common.append(np.flatnonzero(item.rows <= last[item.owner]))
+        self.all.count([item.owner for item in walked], walked, requests)
+        owners = [item.owner[rows] for item, rows in zip(walked, common, strict=True)]
+        shared = [_some(item, rows) for item, rows in zip(walked, common, strict=True)]
+        self.common.count(owners, shared, requests)
+        for found, value in ((self.kept, kept), (self.covered, covered), (self.outputs, dense.outputs)):
+            found.append(value)
+
+
+def walk_all(
+    files: Sequence[DraftFile],
+    policies: Sequence[Policy],
+    strict: bool,
+    verdicts: VerdictWriter | None,
+    progress: Callable[[], None],
+) -> list[PolicyRow]:
+    """Walk every request under several policies.
+
+    Args:
+        strict: the trunk holds the target's choices.
+    """
+    tallies = [WalkTally() for _ in policies]
+    for file in files:
+        columns = {*columns_of(policies, file), *WALK_COLUMNS}
+        for dense in dense_batches(file, columns):
+            parts = dense.batch.parts(dense.batch.rounds(columns))
+            tolerance = file.header.tie_tolerance
+            found = [[walk(policy, dense, part, tolerance, strict) for part in parts] for policy in policies]
+            last = _last_common(dense, found)
+            for policy, tally, walked in zip(policies, tallies, found, strict=True):
+                tally.all.contexts.update(part.context for part in parts)
+                tally.add(dense, walked, last)
+                if verdicts is not None:
+                    verdicts.add(str(policy), dense.batch, [item.rows for item in walked], walked)
+            progress()
+    common = resampled([tally.common for tally in tallies])
+    rows = []
+    for index, (policy, tally) in enumerate(zip(policies, tallies, strict=True)):
+        (whole,) = resampled([tally.all])
+        row = _walk_row(tally_row(policy, tally.all, whole), tally)
+        mean, base = (tau(item.common.lengths().sum(axis=0)) for item in (tally, tallies[0]))
+        if index and mean is not None and base is not None:
+            row = replace(row, difference=mean - base, difference_interval=common[index].difference)
+        rows.append(row)
+    return rows
+
+
+def _some(walked: Walked, rows: I64) -> Judged:
+    rounds = walked.rounds.take(rows)
+    return Judged(rounds, walked.decision.take(rounds, rows))
+
+
+def _last_common(dense: DenseBatch, found: Sequence[Sequence[Walked]]) -> I64:
+    last = dense.trunk.first + dense.trunk.rows
+    for walked in found:
+        for item in walked:
+            np.minimum.at(last, item.owner[item.left_trunk], item.rows[item.left_trunk])
+    return last
+
+
+def _walk_row(row: PolicyRow, tally: WalkTally) -> PolicyRow:
+    kept, covered, outputs = (np.concatenate(part) for part in (tally.kept, tally.covered, tally.outputs))
+    rounds = tally.all.lengths().sum(axis=1).astype(np.float64)
+    total = int(outputs.sum())
+    facts = WalkFacts(
+        covered=float(covered.sum()) / total if total else None,
+        left_trunk=tally.left_trunk,
+        near_ties=len(tally.near_ties),
+        listed=tuple(tally.near_ties[:LISTED]),
+    )
+    return replace(
+        row,
+        exactness=row.walk if row.walk == "path-exact" else "lossy",
+        emitted=int(kept.sum()),
+        emitted_per_round=float(kept.sum() / rounds.sum()) if rounds.sum() else None,
+        emitted_interval=per_round(kept, rounds, np.zeros(len(rounds))),
+        walked=facts,
+    )
+
+
+def law_all(
+    files: Sequence[DraftFile], policies: Sequence[Policy], progress: Callable[[], None]
+) -> list[PolicyRow]:
+    """Give the law of the rounds of several policies along every trunk."""
+    found: list[list[Lengths]] = [[] for _ in policies]
+    for file in files:
+        for dense in dense_batches(file, {*LAW_COLUMNS, "node_token"}):
+            for policy, parts in zip(policies, found, strict=True):
+                length = policy.shape.length
+                longest = int(file.header.shape["length"]) if length is None else length
+                parts.append(lengths(dense, reach(dense, longest, policy.rule)))
+            progress()
+    return [_law_row(policy, joined(parts)) for policy, parts in zip(policies, found, strict=True)]
+
+
+def _law_row(policy: Policy, law: Lengths) -> PolicyRow:
+    rounds, tokens = float(law.rounds.sum()), int(law.tokens.sum())
+    return replace(
+        open_row(policy),
+        exactness="law-exact",
+        walk="law-exact",
+        lossless=True,
+        rounds=rounds,
+        emitted=tokens,
+        emitted_per_round=tokens / rounds if rounds else None,
+        emitted_interval=per_round(law.tokens, law.rounds, law.variance),
+        remarks=("rounds are expected ones, given the texts",),
+    )
