@@ -69,14 +69,14 @@ def _models(differences: Sequence[Difference], findings: Findings) -> Iterator[s
     if "tokenizer.template_digest" in keys:
         yield "The chat templates differ, so that equal texts became other prompts."
     elif findings.prompts and "tokenizer.digest" not in keys:
-        yield "Equal texts became other prompt tokens: another system prompt, or text sent without the template."
+        yield "Equal texts became other prompt tokens: another system prompt, or no template around them."
     drafters = [difference for difference in differences if difference.key.startswith("drafters")]
     same_target = not any(difference.key.startswith("target") for difference in differences)
     if drafters and same_target:
-        names = ", ".join(
-            dict.fromkeys(difference.key.partition(".")[2] or "their number" for difference in drafters)
+        yield (
+            f"The drafter changed ({_drafter_change(drafters)}) and the target did not: "
+            "another drafter, or another version of it."
         )
-        yield f"The drafter changed ({names}) and the target did not: another drafter, or a version of it."
     elif drafters:
         yield "The drafter changed too."
     elif same_target and findings.drafts and not findings.target:
@@ -93,7 +93,7 @@ def _settings(differences: Sequence[Difference], findings: Findings) -> Iterator
     if noise:
         names = ", ".join(dict.fromkeys(noise))
         yield f"Sampling differs ({names}): other texts are to be expected, and log p is of another law."
-    asked = [name for name in ("policy", "shape", "dense", "draft_topk", "lanes") if name in tops]
+    asked = [name for name in ("policy", "shape", "dense", "lanes") if name in tops]
     if asked:
         yield f"The runs were asked for different things ({', '.join(asked)})."
     engine = [difference for difference in differences if difference.key.startswith("engine.")]
@@ -102,8 +102,20 @@ def _settings(differences: Sequence[Difference], findings: Findings) -> Iterator
         yield f"The engine differs: {changed}."
 
 
+def _drafter_change(differences: Sequence[Difference]) -> str:
+    """Names, if these differ, else what of them does."""
+    keys = [difference.key.rpartition("].")[2] for difference in differences]
+    if "name" in keys:
+        names = differences[keys.index("name")]
+        return f"{names.a or 'none'} in A, {names.b or 'none'} in B"
+    return ", ".join(dict.fromkeys(keys)) if all(keys) else "their number"
+
+
 def _method(value: Any) -> str:
-    return "none" if value is None else str(value.get("method", value) if isinstance(value, dict) else value)
+    if not isinstance(value, dict):
+        return "none"
+    bits = f" with {value['bits']} bits" if "bits" in value else ""
+    return f"{value['method']}{bits}"
 
 
 def _values(difference: Difference, shown: bool) -> str:

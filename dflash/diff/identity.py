@@ -82,14 +82,11 @@ def read_info(text: str | None) -> Any:
 def differences(a: Header, b: Header) -> list[Difference]:
     """Return what the headers do not share, volatile keys left out, the weightiest first."""
     left, right = (dict(_leaves(_kept(header))) for header in (a, b))
-    quantised = Difference("target.quantisation", a.target["quantisation"], b.target["quantisation"])
     found = [
         Difference(key, left.get(key), right.get(key))
         for key in left.keys() | right.keys()
-        if left.get(key) != right.get(key) and not key.startswith("target.quantisation")
+        if left.get(key) != right.get(key)
     ]
-    if quantised.a != quantised.b:
-        found.append(quantised)
     return sorted(found, key=_weight)
 
 
@@ -110,8 +107,8 @@ def _weight(difference: Difference) -> tuple[int, str]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every scalar of a JSON value by its path, such as `drafters[0].dtype`."""
-    if isinstance(value, Mapping) and value:
+    """Every scalar of a JSON value by its path, such as `drafters[0].dtype`; quantisations are whole."""
+    if isinstance(value, Mapping) and value and not path.endswith("quantisation"):
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and value:

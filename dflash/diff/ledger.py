@@ -16,6 +16,13 @@ from dflash.draftfile.header import Header
 _NAMES = ("request_id", "request_info")
 _LIST_WISE = ("node_token", "node_parent", "accepted_nodes", "prompt_tokens")
 
+_UNITS = {
+    "K per slot": "logit",
+    "K per expanded slot": "logit",
+    "16 per token": "value",
+    "128 feature values": "scale",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -90,4 +97,4 @@ def _unit(name: str) -> str:
     column = COLUMN.get(name)
     if column is None or not column.is_list or name in _LIST_WISE:
         return "row"
-    return {"K per slot": "logit", "K per expanded slot": "logit"}.get(column.per, column.per)
+    return _UNITS.get(column.per, column.per)

@@ -95,9 +95,14 @@ def schema_section(columns: Columns, ledger: Ledger) -> dict[str, Any]:
 
 
 def numeric_sections(
-    found: Comparison, acceptance: AcceptanceReport, limit: int, noise: bool
+    found: Comparison, acceptance: AcceptanceReport, limit: int, noise: bool, identical: bool
 ) -> dict[str, Any]:
-    """All sections that are read from rows."""
+    """All sections that are read from rows.
+
+    Args:
+        noise: the tokenizers differ.
+        identical: the digests were enough.
+    """
     requests = found.requests
     facts: dict[str, tuple[dict[str, Any], bool]] = {
         "requests": (requests.to_dict(limit), not (requests.all_aligned and requests.all_compared)),
@@ -110,7 +115,7 @@ def numeric_sections(
     sections: dict[str, Any] = {}
     for name, (numbers, differs) in facts.items():
         status = _status(found.ledger, name, differs)
-        if name in COLUMN_SECTIONS[2:] and not requests.rows_a.compared and not requests.aligned:
+        if status == "same" and not identical and not _seen(found)[name]:
             status = "not compared"
         sections[name] = {
             "status": "noise" if noise and name != "requests" else status,
@@ -124,6 +129,19 @@ def numeric_sections(
     timed = {"timers": found.timing.to_dict(), "columns": column_rows(found.ledger, "timing")}
     sections["timing"] = timed if found.settings.timing else None
     return sections
+
+
+def _seen(found: Comparison) -> dict[str, int]:
+    """How much each section could compare."""
+    probabilities = found.probabilities
+    return {
+        "requests": found.requests.aligned,
+        "tokens": found.requests.aligned,
+        "drafts": found.drafts.rows,
+        "probabilities": probabilities.top1 + probabilities.kl.count,
+        "features": found.features.cosine.count,
+        "decisions": found.decisions.rounds,
+    }
 
 
 def column_rows(ledger: Ledger, section: str) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def _close(
         sections={
             "identity": identity_section(headers, found.infos.to_dict()),
             "schema": schema_section(columns, found.ledger),
-            **numeric_sections(found, acceptance, settings.limit, noise),
+            **numeric_sections(found, acceptance, settings.limit, noise, read == "digests"),
         },
         metrics=metrics,
         thresholds=judged,
