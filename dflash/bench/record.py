@@ -31,7 +31,6 @@ class DecodingJudge(Judge):
         proposal: Proposal,
         logits: torch.Tensor,
         sampling: Sampling,
-        source: Sequence[int],
     ) -> Row:
         """Tree and choices of one round."""
         noise = self._noise(anchor, proposal, logits, sampling)

@@ -111,6 +111,7 @@ _LIMIT = 2**31 - 1
 @click.option(
     "--lanes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Requests decoded at once."
 )
+@click.option("--dense", is_flag=True, help="Draft from every committed position, so that replay can walk.")
 @click.option(
     "--features",
     type=click.Choice(["none", "fingerprint"]),

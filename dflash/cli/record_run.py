@@ -76,6 +76,7 @@ def _settings(options: Mapping[str, Any]) -> RecordSettings:
         store_topk=options["store_topk"],
         features=options["features"] != "none",
         lanes=options["lanes"],
+        dense=options["dense"],
         keep_text=not options["no_text"],
         keep_host=not options["no_host"],
         overwrite=options["overwrite"],
@@ -157,8 +158,7 @@ def _separator(answering: bool) -> Callable[[Any], None]:
 def _interrupts(
     session: Session,
 ) -> Iterator[Callable[[Iterator[ChatConversation]], Iterator[ChatConversation]]]:
-    """Ctrl-C ends the run after the round in progress; a second one, or one while waiting for input, at once.
-    """
+    """Ctrl-C ends the run after the round in progress; a second one, or one while waiting for input, at once."""
     state = {"waiting": False}
 
     def handler(number: int, frame: Any) -> None:

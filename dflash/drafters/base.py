@@ -51,11 +51,13 @@ class SlotLaw:
 class Proposal:
     """A drafted tree: parents before children, siblings in proposal order, one entry a node in each list.
 
+    `source` says which of the run's drafters proposed a node.
     `law` holds q by parent (-1 = anchor) where tokens were drawn; `lse`, `topk_tokens` and `topk_logits` hold
     what a drafter saw at each slot that it expanded, by the same key.
     """
 
     tokens: list[int] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     rank: list[int | None] = field(default_factory=list)
     log_q: list[float] = field(default_factory=list)
@@ -80,9 +82,11 @@ class Proposal:
         draft_gap: float | None = None,
         margin: float | None = None,
         confidence: float | None = None,
+        source: int = 0,
     ) -> int:
         """Append a node under `parent` (-1 = anchor); returns its index."""
         self.tokens.append(token)
+        self.source.append(source)
         self.parents.append(parent)
         self.log_q.append(log_q)
         self.rank.append(rank)
@@ -99,9 +103,8 @@ class Drafter(ABC):
     family: str
     branches = True
 
-    def __init__(self, kind: ProposalKind, shape: DraftShape) -> None:
+    def __init__(self, kind: ProposalKind) -> None:
         self.kind = kind
-        self.shape = shape
 
     def open(self, lane: int) -> None:  # noqa: B027 (stateless drafters keep nothing)
         """Start a request in `lane`; whatever the lane held before is forgotten."""
@@ -111,8 +114,18 @@ class Drafter(ABC):
         return DraftSampling()
 
     @abstractmethod
-    def propose(self, anchors: Sequence[Anchor]) -> list[Proposal]:
-        """Draft one tree of the drafter's shape from each anchor."""
+    def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
+        """Draft one tree of `shape` from each anchor; several anchors may share a lane.
+
+        The draft from an anchor depends on the trunk up to it and on the request's key, on nothing else.
+        """
+
+    def trunk_log_q(self, anchor: Anchor, count: int) -> list[float] | None:
+        """log q [count] of the tokens after the anchor, the drafter forced onto the trunk.
+
+        None for deterministic proposals, where q is no law.
+        """
+        return None
 
     @abstractmethod
     def header(self) -> dict[str, Any]:
@@ -125,9 +138,9 @@ class NoDrafter(Drafter):
     name = family = "none"
 
     def __init__(self) -> None:
-        super().__init__(ProposalKind.DETERMINISTIC, DraftShape(0))
+        super().__init__(ProposalKind.DETERMINISTIC)
 
-    def propose(self, anchors: Sequence[Anchor]) -> list[Proposal]:
+    def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
         """An empty tree for every anchor."""
         return [Proposal() for _ in anchors]
 

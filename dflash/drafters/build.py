@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from dflash.drafters.base import Drafter, DraftShape, NoDrafter, ProposalKind
+from dflash.drafters.base import Drafter, NoDrafter, ProposalKind
 from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.ngram import NgramDrafter
 from dflash.errors import DflashError
@@ -35,7 +35,6 @@ class UnknownDrafter(DflashError):
 class DraftSettings:
     """What a run fixes for its drafter."""
 
-    shape: DraftShape
     kind: ProposalKind
     sampling: DraftSampling
     follow_target: bool
@@ -61,10 +60,10 @@ def build_drafter(name: str, target: Target, noise: TargetNoise, settings: Draft
         UnknownDrafter: offering the nearest name.
     """
     check_drafter(name)
-    if name == "none" or settings.shape.length == 0:
+    if name == "none":
         return NoDrafter()
     if name == "ngram":
-        return NgramDrafter(settings.shape)
+        return NgramDrafter()
     return _self_drafter(target, noise, settings)
 
 
@@ -83,7 +82,6 @@ def _self_drafter(target: Target, noise: TargetNoise, settings: DraftSettings) -
         "self",
         model,
         settings.kind,
-        settings.shape,
         settings.sampling,
         settings.follow_target,
         noise,

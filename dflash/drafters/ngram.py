@@ -22,26 +22,26 @@ class NgramDrafter(Drafter):
     name = "ngram"
     family = "ngram"
 
-    def __init__(self, shape: DraftShape, longest: int = 3, shortest: int = 1) -> None:
-        super().__init__(ProposalKind.DETERMINISTIC, shape)
+    def __init__(self, longest: int = 3, shortest: int = 1) -> None:
+        super().__init__(ProposalKind.DETERMINISTIC)
         self.longest = longest
         self.shortest = shortest
 
-    def propose(self, anchors: Sequence[Anchor]) -> list[Proposal]:
+    def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
         """Look every anchor up in its own trunk."""
-        return [self._propose(np.asarray(anchor.trunk[: anchor.position + 1])) for anchor in anchors]
+        return [self._propose(np.asarray(anchor.trunk[: anchor.position + 1]), shape) for anchor in anchors]
 
-    def _propose(self, trunk: NDArray[np.int64]) -> Proposal:
+    def _propose(self, trunk: NDArray[np.int64], shape: DraftShape) -> Proposal:
         proposal = Proposal()
-        if self.shape.length == 0:
+        if shape.length == 0:
             return proposal
-        for start, share in self._occurrences(trunk).items():
+        for start, share in self._occurrences(trunk, shape.branches).items():
             parent = -1
-            for token in trunk[start : start + self.shape.length].tolist():
+            for token in trunk[start : start + shape.length].tolist():
                 parent = proposal.add(token, parent, confidence=share if parent < 0 else None)
         return proposal
 
-    def _occurrences(self, trunk: NDArray[np.int64]) -> dict[int, float]:
+    def _occurrences(self, trunk: NDArray[np.int64], branches: int) -> dict[int, float]:
         """Where each branch copies from, with the share of matches that agree with its first token."""
         chosen: dict[int, tuple[int, float]] = {}
         for size in range(min(self.longest, len(trunk) - 1), self.shortest - 1, -1):
@@ -49,7 +49,7 @@ class NgramDrafter(Drafter):
             starts = np.flatnonzero((windows == trunk[-size:]).all(axis=1)) + size
             following = trunk[starts]
             for start, token in zip(starts[::-1].tolist(), following[::-1].tolist(), strict=True):
-                if len(chosen) == self.shape.branches:
+                if len(chosen) == branches:
                     return dict(chosen.values())
                 if token not in chosen:
                     chosen[token] = (start, float((following == token).mean()))

@@ -32,14 +32,35 @@ class Judge:
         proposal: Proposal,
         logits: torch.Tensor,
         sampling: Sampling,
-        source: Sequence[int],
     ) -> Row:
         """Columns of identity, tree and target for one round; `logits` [nodes + 1, vocabulary]."""
-        law = target_law(logits, sampling, self.store_topk, self._noise(anchor, proposal, logits, sampling))
+        return self._columns(anchor, proposal, self._law(anchor, proposal, logits, sampling))
+
+    def dense_row(
+        self,
+        anchor: Anchor,
+        proposal: Proposal,
+        logits: torch.Tensor,
+        sampling: Sampling,
+    ) -> Row:
+        """The same for a dense row, with what the target thinks of the trunk's own next token."""
+        law = self._law(anchor, proposal, logits, sampling)
+        row = self._columns(anchor, proposal, law)
+        committed = anchor.trunk[anchor.position + 1]
+        first = torch.zeros(1, dtype=torch.long, device=logits.device)
+        trunk_logp = law.log_p(first, first + committed)
+        off_trajectory = int(row["slot_choice"][0]) != committed if self.emits_choice else None
+        return row | {"trunk_logp": float(trunk_logp[0]), "off_trajectory": off_trajectory}
+
+    def _law(self, anchor: Anchor, proposal: Proposal, logits: torch.Tensor, sampling: Sampling) -> TargetLaw:
+        noise = self._noise(anchor, proposal, logits, sampling)
+        return target_law(logits, sampling, self.store_topk, noise)
+
+    def _columns(self, anchor: Anchor, proposal: Proposal, law: TargetLaw) -> Row:
         row: Row = {
             "anchor_position": anchor.position,
             "anchor_token": anchor.trunk[anchor.position],
-            **_tree(proposal, source),
+            **_tree(proposal),
             **_expanded(proposal, law),
             **law.slots,
             **node_statistics(law, proposal.tokens, proposal.parents),
@@ -59,11 +80,11 @@ class Judge:
         return torch.from_numpy(np.stack(rows)).to(logits.device)
 
 
-def _tree(proposal: Proposal, source: Sequence[int]) -> Row:
+def _tree(proposal: Proposal) -> Row:
     return {
         "node_token": np.array(proposal.tokens, dtype=np.int32),
         "node_parent": np.array(proposal.parents, dtype=np.int16),
-        "node_source": np.array(source, dtype=np.int8),
+        "node_source": np.array(proposal.source, dtype=np.int8),
         "node_rank": np.ma.masked_equal([-1 if rank is None else rank for rank in proposal.rank], -1),
         "node_logq": np.array(proposal.log_q, dtype=np.float32),
         "node_draft_gap": _optional(proposal.draft_gap),

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from dflash.drafters.base import Anchor, Drafter, Proposal
+from dflash.drafters.base import Drafter, DraftShape, Proposal
+from dflash.engine.dense import DensePass, anchor_at, tree_rows
 from dflash.engine.features import Fingerprint
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
@@ -20,7 +21,6 @@ from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
 from dflash.target.load import Target
 from dflash.target.model import Rows, TrunkModel
-from dflash.target.scratch import LaneRows
 
 PREFILL, LIVE = 2, 0
 
@@ -77,6 +77,8 @@ class Engine:
         context: RuleContext,
         judge: Judge,
         fingerprint: Fingerprint | None,
+        shape: DraftShape,
+        dense: DensePass | None = None,
     ) -> None:
         self.target = target
         self.trunk = trunk
@@ -85,6 +87,8 @@ class Engine:
         self.context = context
         self.judge = judge
         self.fingerprint = fingerprint
+        self.shape = shape
+        self.dense = dense
         self.counters = Counters()
         self._step = 0
 
@@ -113,7 +117,7 @@ class Engine:
                 for index in [index for index, (lane, _) in busy.items() if lane.done]:
                     lane, conversation = busy.pop(index)
                     free.append(index)
-                    sink.closed(lane)
+                    self._close(lane, sink)
                     yield lane
                     self._begin(free, busy, conversation, lane.text, sink, on_text)
                 if busy and not any(lane.done for lane, _ in busy.values()):
@@ -122,7 +126,14 @@ class Engine:
             for lane, _ in busy.values():
                 if not lane.done:
                     lane.interrupt()
-                sink.closed(lane)
+                self._close(lane, sink)
+
+    def _close(self, lane: Lane, sink: Sink) -> None:
+        """Draft from every committed position if asked, then end the request."""
+        if self.dense is not None:
+            for row in self.dense.rows(lane):
+                sink.row(lane, row)
+        sink.closed(lane)
 
     def _begin(
         self,
@@ -151,8 +162,8 @@ class Engine:
         sink.opened(lane)
         started = perf_counter()
         rows = self.trunk.append(index, request.prompt_tokens)
-        anchor = _anchor(lane)
-        row = self.judge.row(anchor, Proposal(), rows.logits, request.sampling, [])
+        anchor = anchor_at(lane, len(lane.trunk) - 1)
+        row = self.judge.row(anchor, Proposal(), rows.logits, request.sampling)
         verify_us = (perf_counter() - started) * 1e6
         first = int(row["slot_choice"][0])
         emission = lane.emit([first])
@@ -180,15 +191,15 @@ class Engine:
     def _round(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """One round of every open lane: their trees share one target forward."""
         started = perf_counter()
-        anchors = [_anchor(lane) for lane in lanes]
-        proposals = self.drafter.propose(anchors)
+        anchors = [anchor_at(lane, len(lane.trunk) - 1) for lane in lanes]
+        proposals = self.drafter.propose(anchors, self.shape)
         drafted = perf_counter()
         scored = self.trunk.score(
-            [_tree(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)]
+            [tree_rows(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)]
         )
         verified = perf_counter()
         rows = [
-            self.judge.row(anchor, proposal, seen.logits, lane.request.sampling, self._source(proposal))
+            self.judge.row(anchor, proposal, seen.logits, lane.request.sampling)
             for lane, anchor, proposal, seen in zip(lanes, anchors, proposals, scored, strict=True)
         ]
         for lane, row, seen in zip(lanes, rows, scored, strict=True):
@@ -234,20 +245,6 @@ class Engine:
         if temperature == self.context.temperature:
             return self.context
         return replace(self.context, temperature=temperature, draft=self.drafter.sampling_at(temperature))
-
-    def _source(self, proposal: Proposal) -> list[int]:
-        return [0] * len(proposal)
-
-
-def _anchor(lane: Lane) -> Anchor:
-    request = lane.request
-    return Anchor(lane.index, len(lane.trunk) - 1, request.key, lane.trunk, request.sampling.temperature)
-
-
-def _tree(anchor: Anchor, proposal: Proposal) -> LaneRows:
-    """The anchor and its nodes as rows to score: the anchor first, so parents move up by one."""
-    tokens = [anchor.trunk[anchor.position], *proposal.tokens]
-    return LaneRows(anchor.lane, tokens, [-1, *(parent + 1 for parent in proposal.parents)])
 
 
 def _leaves(parents: Any) -> int:

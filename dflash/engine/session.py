@@ -15,6 +15,7 @@ from dflash.drafters.build import DraftSettings, build_drafter, check_drafter
 from dflash.draftfile.publish import Publication
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Defaults, Ordinals
+from dflash.engine.dense import DensePass
 from dflash.engine.features import Fingerprint, default_taps
 from dflash.engine.header import RunSettings, build_header, q_complete
 from dflash.engine.judge import Judge
@@ -49,6 +50,7 @@ class RecordSettings:
     draft_top_p: float = 1.0
     store_topk: int = 16
     features: bool = True
+    dense: bool = False
     lanes: int = 1
     keep_text: bool = True
     keep_host: bool = True
@@ -200,7 +202,6 @@ class Session:
     def _drafter(self) -> Drafter:
         settings = self.settings
         draft = DraftSettings(
-            settings.live_shape,
             settings.kind,
             settings.draft_sampling,
             settings.draft_temperature is None,
@@ -228,7 +229,21 @@ class Session:
         emits_choice = settings.policy.rule.name != "speculative"
         fingerprint = Fingerprint(self.taps, hidden, self.target.device) if self.taps else None
         judge = Judge(self.noise, settings.store_topk, emits_choice)
-        return Engine(self.target, self.trunk, self.drafter, settings.policy, context, judge, fingerprint)
+        dense = None
+        if settings.dense:
+            largest = DraftShape(settings.length, settings.branches)
+            dense = DensePass(self.trunk, self.drafter, judge, largest)
+        return Engine(
+            self.target,
+            self.trunk,
+            self.drafter,
+            settings.policy,
+            context,
+            judge,
+            fingerprint,
+            settings.live_shape,
+            dense,
+        )
 
     def _run_settings(self) -> RunSettings:
         settings, defaults = self.settings, self.settings.defaults
@@ -242,6 +257,7 @@ class Session:
             store_topk=settings.store_topk,
             taps=self.taps,
             keep_host=settings.keep_host,
+            dense=settings.dense,
         )
 
 

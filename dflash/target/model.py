@@ -71,13 +71,17 @@ class TrunkModel:
         """Tokens of the trunk whose keys and values are stored."""
         return self.scratch[lane].length
 
+    def nodes(self, lane: int) -> int:
+        """Nodes in the lane's scratch rows."""
+        return len(self.scratch[lane].ancestors)
+
     def reset(self, lane: int) -> None:
         """Forget a lane's trunk and nodes."""
         self.scratch[lane] = Scratch()
 
     def drop_nodes(self, lane: int) -> None:
         """Forget a lane's nodes, keep its trunk."""
-        self.scratch[lane].ancestors.clear()
+        self.scratch[lane].clear()
 
     def append(self, lane: int, tokens: Sequence[int]) -> Rows:
         """Extend the trunk by `tokens` [m]; logits [1, vocabulary] of the last one, taps [m, taps x hidden]
@@ -99,6 +103,10 @@ class TrunkModel:
         """Add nodes to the scratch rows of each lane and score them all in one forward."""
         return self._forward(batch, last_only=False)
 
+    def truncate(self, lane: int, length: int) -> None:
+        """Forget the trunk from token `length` on, and all nodes."""
+        self.scratch[lane] = Scratch(min(length, self.scratch[lane].length))
+
     def commit(self, lane: int, path: Sequence[int]) -> None:
         """Make the scratch rows `path` (a root-to-node path, in order) part of the trunk; drop the other
         nodes.
@@ -111,7 +119,7 @@ class TrunkModel:
 
     def _forward(self, batch: Sequence[LaneRows], last_only: bool) -> list[Rows]:
         width = max(len(rows.tokens) for rows in batch)
-        firsts = [self.scratch[rows.lane].add(rows.parents) for rows in batch]
+        firsts = [self.scratch[rows.lane].add(rows) for rows in batch]
         starts = [self.scratch[rows.lane].length + first for rows, first in zip(batch, firsts, strict=True)]
         extent = max(starts) + width
         if extent > self.cache.capacity:

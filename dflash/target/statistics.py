@@ -41,6 +41,13 @@ class TargetLaw:
         log_p = raw.double() / (self.sampling.temperature or 1.0) - self.judged_lse[slots]
         return log_p.masked_fill(raw < self.cutoff[slots], -torch.inf)
 
+    def log_p(self, slots: Tensor, tokens: Tensor) -> Tensor:
+        """log p [m] of tokens at slots; 0 or -inf at temperature 0."""
+        if not self.sampling.greedy:
+            return self.log_judged(slots, tokens)
+        choice = torch.from_numpy(np.asarray(self.slots["slot_choice"])).to(slots.device)
+        return torch.where(tokens == choice[slots], 0.0, -torch.inf)
+
 
 def target_law(logits: Tensor, sampling: Sampling, store_topk: int, noise: Tensor | None) -> TargetLaw:
     """Judge raw `logits` [slots, vocabulary]; `noise`, of the same shape, is log E (None at temperature 0).
@@ -106,13 +113,9 @@ def node_statistics(law: TargetLaw, tokens: Sequence[int], parents: Sequence[int
     device = law.logits.device
     slots = torch.tensor(parents, device=device) + 1
     ids = torch.tensor(tokens, device=device)
-    log_p = law.log_judged(slots, ids)
     mass = _mass_above(law, slots, law.logits[slots, ids])
-    if law.sampling.greedy:
-        choice = torch.from_numpy(np.asarray(law.slots["slot_choice"])).to(device)
-        log_p = torch.where(ids == choice[slots], 0.0, -torch.inf)
     return {
-        "node_logp": _floats(log_p),
+        "node_logp": _floats(law.log_p(slots, ids)),
         "node_target_logit": _floats(law.logits[slots, ids]),
         "node_mass_above": _floats(mass),
     }

@@ -1,0 +1,93 @@
+"""Dense recording: after a request has ended, a verified draft at every committed position of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
+from dflash.engine.judge import Judge, Row
+from dflash.engine.lane import Lane
+from dflash.target.model import TrunkModel
+from dflash.target.scratch import LaneRows
+
+DENSE = 1
+ROW_BUDGET = 192
+
+
+def anchor_at(lane: Lane, position: int) -> Anchor:
+    """The anchor at a position of a lane's trunk."""
+    request = lane.request
+    return Anchor(lane.index, position, request.key, lane.trunk, request.sampling.temperature)
+
+
+def tree_rows(anchor: Anchor, proposal: Proposal) -> LaneRows:
+    """The anchor and its nodes as rows to score: the anchor first, so parents move up by one.
+
+    The rows see the trunk before the anchor and nothing after it.
+    """
+    tokens = [anchor.trunk[anchor.position], *proposal.tokens]
+    parents = [-1, *(parent + 1 for parent in proposal.parents)]
+    return LaneRows(anchor.lane, tokens, parents, [anchor.position] * len(tokens))
+
+
+class DensePass:
+    """Drafts from every committed position, all drafts hanging off the trunk that was computed once.
+
+    Anchors are scored together in forwards of at most `row_budget` rows. Each sees what a live round at its
+    position sees: the trunk up to it, the same noise, nothing of other rounds.
+    """
+
+    def __init__(
+        self,
+        trunk: TrunkModel,
+        drafter: Drafter,
+        judge: Judge,
+        shape: DraftShape,
+        row_budget: int = ROW_BUDGET,
+    ) -> None:
+        self.trunk = trunk
+        self.drafter = drafter
+        self.judge = judge
+        self.shape = shape
+        self.row_budget = row_budget
+
+    def rows(self, lane: Lane) -> Iterator[Row]:
+        """One row for every committed output token but the last, in order."""
+        prompt = len(lane.request.prompt_tokens)
+        self.trunk.truncate(lane.index, len(lane.trunk) - 1)
+        anchors = [anchor_at(lane, position) for position in range(prompt, len(lane.trunk) - 1)]
+        largest = 1 + self.shape.length * self.shape.branches
+        step = max(1, self.row_budget // largest)
+        for start in range(0, len(anchors), step):
+            yield from self._chunk(lane, anchors[start : start + step])
+
+    def _chunk(self, lane: Lane, anchors: Sequence[Anchor]) -> Iterator[Row]:
+        trunk_log_q = [
+            self.drafter.trunk_log_q(anchor, min(self.shape.length, len(lane.trunk) - 1 - anchor.position))
+            for anchor in anchors
+        ]
+        proposals = self.drafter.propose(anchors, self.shape)
+        trees = [tree_rows(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)]
+        logits = self.trunk.score([merged(trees)])[0].logits
+        self.trunk.drop_nodes(lane.index)
+        first = 0
+        for anchor, proposal, log_q in zip(anchors, proposals, trunk_log_q, strict=True):
+            seen = logits[first : first + 1 + len(proposal)]
+            first += len(seen)
+            row = self.judge.dense_row(anchor, proposal, seen, lane.request.sampling)
+            law = None if log_q is None else np.array(log_q, dtype=np.float32)
+            yield row | {"kind": DENSE, "round": -1, "trunk_logq": law}
+
+
+def merged(trees: Sequence[LaneRows]) -> LaneRows:
+    """Several trees of one lane as one piece, each tree's parents numbered behind the trees before it."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    bases: list[int] = []
+    for tree in trees:
+        parents += [parent + len(tokens) if parent >= 0 else -1 for parent in tree.parents]
+        bases += tree.bases or []
+        tokens += tree.tokens
+    return LaneRows(trees[0].lane, tokens, parents, bases)
