@@ -22,11 +22,23 @@ PROMPTS = (
 @click.command()
 @click.option("--target", default="default", show_default=True, help="Model to decode with.")
 @click.option("--drafter", default="ngram", show_default=True, help="ngram, self or none.")
-@click.option("--temperature", type=FiniteFloat(0.0, 100.0), default=0.0, show_default=True)
+@click.option(
+    "--temperature",
+    type=FiniteFloat(0.0, 100.0),
+    default=0.0,
+    show_default=True,
+    help="Of the target; 0 is greedy.",
+)
 @click.option(
     "--pairs", type=click.IntRange(1, 1000), default=8, show_default=True, help="Prompts, each decoded twice."
 )
-@click.option("--max-new-tokens", type=click.IntRange(2, 4096), default=48, show_default=True)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(2, 4096),
+    default=48,
+    show_default=True,
+    help="Longest answer, in tokens.",
+)
 @json_option
 def record(
     target: str, drafter: str, temperature: float, pairs: int, max_new_tokens: int, as_json: bool

@@ -15,11 +15,11 @@ import torch
 
 from dflash.cli.outcome import Exit
 from dflash.cli.output import emit, level, stages, talk, warn
-from dflash.drafters.base import ProposalKind
 from dflash.engine.chat import ChatConversation, Defaults
 from dflash.engine.prompts import check_prompts, read_prompt_file, read_prompt_stream, text_prompt, with_ids
 from dflash.engine.session import Entry, Recording, RecordSettings, Session, check_output, summary
 from dflash.errors import UsageError
+from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import parse_policy
 from dflash.target.load import Target, load_target
 from dflash.target.sampling import Sampling
