@@ -158,7 +158,7 @@ def _separator(answering: bool) -> Callable[[Any], None]:
 def _interrupts(
     session: Session,
 ) -> Iterator[Callable[[Iterator[ChatConversation]], Iterator[ChatConversation]]]:
-    """Ctrl-C ends the run after the round in progress; a second one, or one while waiting for input, at once."""
+    """Ctrl-C ends the run after the round in progress; a second one, or one at the prompt, at once."""
     state = {"waiting": False}
 
     def handler(number: int, frame: Any) -> None:
