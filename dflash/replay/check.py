@@ -9,13 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash.draftfile.reader import DraftFile
 from dflash.policy.noise import I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Rule
+from dflash.policy.shape import Shape
 from dflash.policy.topology import Bool, ragged_index, segment_max
 from dflash.replay.batch import Batch, Part
 from dflash.replay.joints import Findings, find
 from dflash.replay.recorded import RECORDED_COLUMNS, Recorded
+from dflash.replay.twins import twins
 
 CHECK_COLUMNS = (*RECORDED_COLUMNS, "draft_length", "branches", "prompt_tokens", "slot_choice", "round")
 LISTED = 10
@@ -53,6 +56,7 @@ class Check:
         listed: the first `LISTED` of each kind.
         ties: coin ties; a round that one of them decides the other way is no failure.
         eos: tokens that ended a request.
+        dense_near_ties: live rows whose dense row differs where rounding may have decided.
     """
 
     rule: Rule
@@ -62,6 +66,7 @@ class Check:
     listed: list[Failure] = field(default_factory=list)
     ties: list[Tie] = field(default_factory=list)
     eos: set[int] = field(default_factory=set)
+    dense_near_ties: int = 0
 
     def add(self, batch: Batch, rounds: Rounds, parts: Sequence[Part]) -> None:
         """Check one row group; `rounds` and `parts` are the batch's own, uncut."""
@@ -73,6 +78,13 @@ class Check:
         self._report(batch, _shapes(batch, rounds))
         for findings in find(batch, rounds, recorded, self.eos):
             self._report(batch, findings)
+
+    def add_dense(self, file: DraftFile, live_shape: Shape) -> None:
+        """Check that dense rows at live anchors are the live rows, on the nodes that both have."""
+        for found in twins(file, live_shape):
+            self.dense_near_ties += found.near
+            expected = ["the draft and the choices of the live row"] * len(found.rows)
+            self._report(found.batch, Findings("dense row", found.rows, expected, ["others"] * len(expected)))
 
     def _decisions(self, batch: Batch, rounds: Rounds, recorded: Recorded, part: Part) -> None:
         decision = self.rule.decide(part.rounds, part.context)

@@ -90,6 +90,7 @@ class CheckReport:
     listed: tuple[Failure, ...]
     coin_ties: int
     ties: tuple[Tie, ...]
+    dense_near_ties: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,7 @@ def check_report(check: Check) -> CheckReport:
         listed=tuple(check.listed),
         coin_ties=len(check.ties),
         ties=tuple(check.ties[:LISTED]),
+        dense_near_ties=check.dense_near_ties,
     )
 
 

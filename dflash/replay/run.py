@@ -93,6 +93,9 @@ def replay(
     settle(Way.REJUDGE, lambda some: rejudge(files, some, recorded, checker, verdicts, progress))
     settle(Way.WALK, lambda some: walk_all(files, some, strict, verdicts, progress))
     settle(Way.LAW, lambda some: law_all(files, some, progress))
+    if checker is not None and first.header.dense:
+        for file in files:
+            checker.add_dense(file, recorded.shape)
     return Replay(
         run_id=first.run_id,
         sources=tuple(Source(str(file.path), file.part, file.content_digest) for file in files),

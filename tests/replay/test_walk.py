@@ -68,9 +68,9 @@ SHAPES = [(0, 1), (1, 1), (3, 1), (2, 2), (3, 3)]
 def test_a_walk_is_the_live_run_round_by_round(tmp_path, shape, rule, proposal, temperature):
     length, branches = shape
     dense_file = Recorder(
-        "match", proposal, temperature, 2, 1, dense=True, largest=LARGEST, requests=6
+        "match", proposal, temperature, 2, 1, dense=True, largest=LARGEST, requests=4
     ).write(tmp_path / "dense.parquet")
-    live_file = Recorder(rule, proposal, temperature, length, branches, requests=6).write(
+    live_file = Recorder(rule, proposal, temperature, length, branches, requests=4).write(
         tmp_path / "live.parquet"
     )
     bounds = f"length={length},branches={branches}"
@@ -84,10 +84,10 @@ def test_a_walk_is_the_live_run_round_by_round(tmp_path, shape, rule, proposal, 
 
 @pytest.mark.parametrize("rule", ["threshold:t=0.3", "greedy"])
 def test_a_lossy_walk_is_exact_up_to_the_round_that_leaves_the_trunk(tmp_path, rule):
-    dense_file = Recorder("match", Proposal.SHARED, dense=True, largest=LARGEST, requests=6).write(
+    dense_file = Recorder("match", Proposal.SHARED, dense=True, largest=LARGEST, requests=4).write(
         tmp_path / "dense.parquet"
     )
-    live_file = Recorder(rule, Proposal.SHARED, length=3, requests=6).write(tmp_path / "live.parquet")
+    live_file = Recorder(rule, Proposal.SHARED, length=3, requests=4).write(tmp_path / "live.parquet")
     colon = "," if ":" in rule else ":"
     dense, (result,) = walked(dense_file, f"{rule}{colon}branches=1,length=3")
     assert result.left_trunk.any()
@@ -103,6 +103,41 @@ def test_a_lossy_walk_is_exact_up_to_the_round_that_leaves_the_trunk(tmp_path, r
         assert not result.left_trunk[places[:-1]].any()
         whole = result.covered[owner] == dense.outputs[owner]
         assert result.left_trunk[places[-1]] or whole
+
+
+def another_draft(row):
+    row["node_token"] = row["node_token"].copy()
+    row["node_token"][0] = (row["node_token"][0] + 1) % 11
+
+
+def another_choice(row):
+    row["slot_choice"] = row["slot_choice"].copy()
+    row["slot_choice"][-1] = (row["slot_choice"][-1] + 1) % 11
+
+
+def another_logit(row):
+    row["node_target_logit"] = row["node_target_logit"] + 0.1
+
+
+@pytest.mark.parametrize("edit", [another_draft, another_choice, another_logit])
+def test_a_dense_row_that_is_not_its_live_row_fails_the_check(tmp_path, edit):
+    from dflash.replay.run import replay
+
+    def spoil(rows, gap=1.0):
+        anchor = rows[2]["anchor_position"]
+        (row,) = [row for row in rows if row["kind"] == 1 and row["anchor_position"] == anchor]
+        edit(row)
+        row["node_draft_gap"] = np.full(len(row["node_draft_gap"]), gap, dtype=np.float32)
+
+    def check(name, spoiled):
+        recorder = Recorder("match", length=2, dense=True, largest=(2, 1), requests=1, edit=spoiled)
+        return replay(open_run([recorder.write(tmp_path / name)]).files, check=True, dense=False).check
+
+    assert check("clean.parquet", lambda rows: None).failures == {}
+    assert check("wrong.parquet", spoil).failures["dense row"] == 1
+    near_tie = check("near.parquet", lambda rows: spoil(rows, 1e-5))
+    assert near_tie.passed
+    assert near_tie.dense_near_ties == 1
 
 
 def near(rows, gap):

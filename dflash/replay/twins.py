@@ -1,0 +1,105 @@
+"""Dense rows at live anchors: the same draft seen twice, which must be the same up to near-ties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from dflash.draftfile.reader import DraftFile
+from dflash.draftfile.summary import Kind
+from dflash.policy.noise import I64
+from dflash.policy.rounds import Rounds
+from dflash.policy.shape import Shape
+from dflash.policy.topology import Bool
+from dflash.replay.batch import Batch, decided_batch, read_columns
+
+TWIN_COLUMNS = (
+    "node_token",
+    "slot_choice",
+    "node_target_logit",
+    "slot_gap",
+    "slot_cut_gap",
+    "node_draft_gap",
+)
+
+
+class Twins(NamedTuple):
+    """Live rows that have a dense row, and those whose dense row differs by more than a near-tie.
+
+    Attributes:
+        batch: the live rows.
+        rows: rows of `batch` that differ.
+        near: how many differ where rounding may have decided.
+    """
+
+    batch: Batch
+    rows: I64
+    near: int
+
+
+def twins(file: DraftFile, live_shape: Shape) -> Iterator[Twins]:
+    """Compare the dense rows at live anchors with the live rows, one row group at a time.
+
+    Args:
+        live_shape: what live rounds drafted; the larger dense trees are cut to it.
+    """
+    names = read_columns(file, TWIN_COLUMNS)
+    for table in file.tables(names):
+        kind = table["kind"].to_numpy()
+        decided = decided_batch(file, table, (kind == Kind.PREFILL) | (kind == Kind.LIVE)).only_live()
+        dense = table.filter(pa.array(kind == Kind.DENSE))
+        live_rows, dense_rows = _pairs(decided.table, dense)
+        live = decided.rounds(TWIN_COLUMNS).take(live_rows)
+        keys = np.zeros((dense.num_rows, 2), dtype=np.uint32)
+        other = live_shape.cut(Rounds.from_table(dense, keys, TWIN_COLUMNS).take(dense_rows))
+        temperature = np.array([request.context.temperature for request in decided.requests])
+        owner = decided.owner[live_rows]
+        scale = np.where(temperature[owner] > 0, temperature[owner], 1.0)
+        differs = _differs(live, other, file.header.tie_tolerance)
+        near = _near(live, file.header.tie_tolerance, scale) | _near(other, file.header.tie_tolerance, scale)
+        yield Twins(decided, live_rows[differs & ~near], int((differs & near).sum()))
+
+
+def _pairs(live: pa.Table, dense: pa.Table) -> tuple[I64, I64]:
+    places = {anchor: row for row, anchor in enumerate(_anchors(dense))}
+    pairs = [(row, places[anchor]) for row, anchor in enumerate(_anchors(live)) if anchor in places]
+    found = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _anchors(table: pa.Table) -> list[tuple[str, int]]:
+    return list(zip(table["request_id"].to_pylist(), table["anchor_position"].to_pylist(), strict=True))
+
+
+def _differs(one: Rounds, other: Rounds, tolerance: float) -> Bool:
+    """Return whether two rounds have other trees, tokens or choices, or logits further apart; `[R]`."""
+    counts = np.diff(one.node_offsets)
+    different: Bool = counts != np.diff(other.node_offsets)
+    same = np.flatnonzero(~different)
+    one, other = one.take(same), other.take(same)
+    node = (one.node_parent != other.node_parent) | (one["node_token"] != other["node_token"])
+    with np.errstate(invalid="ignore"):
+        node |= np.abs(one["node_target_logit"] - other["node_target_logit"]) > tolerance
+    slot = one["slot_choice"] != other["slot_choice"]
+    found = _any(node, one.node_round, len(same)) | _any(slot, _slot_round(one), len(same))
+    different[same] = found
+    return different
+
+
+def _near(rounds: Rounds, tolerance: float, scale: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Bool:
+    """Return whether less than the tolerance decided anything in a round; `[R]`."""
+    at = _slot_round(rounds)
+    slot = (rounds["slot_gap"] * scale[at] < tolerance) | (rounds["slot_cut_gap"] < tolerance)
+    node = rounds["node_draft_gap"] * scale[rounds.node_round] < tolerance
+    return _any(slot, at, len(rounds)) | _any(node, rounds.node_round, len(rounds))
+
+
+def _slot_round(rounds: Rounds) -> I64:
+    return np.repeat(np.arange(len(rounds)), np.diff(rounds.node_offsets) + 1)
+
+
+def _any(flag: Bool, owner: I64, count: int) -> Bool:
+    return np.asarray(np.bincount(owner[flag], minlength=count) > 0)
