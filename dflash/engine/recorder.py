@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dflash.draftfile.rows import RequestRows
 from dflash.draftfile.writer import DraftFileWriter, Published
+from dflash.engine.dense import DENSE
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane, Truncation
 
@@ -59,7 +60,7 @@ class Recorder:
         """Take one round."""
         request = self._open[lane.index]
         if request.newest is not None:
-            request.rows.append(request.newest)
+            request.rows.append(_ended(request.newest) if row["kind"] == DENSE else request.newest)
         if not self.keep_text:
             row = {**row, "prompt_text": None}
         request.newest = {**row, "started_at": datetime.now(UTC)}
@@ -69,9 +70,7 @@ class Recorder:
         request = self._open.pop(lane.index)
         if request.newest is None:
             return
-        if request.newest["truncated_by"] == Truncation.NONE:
-            request.newest["truncated_by"] = str(Truncation.INTERRUPTED)
-        request.rows.append(request.newest)
+        request.rows.append(_ended(request.newest))
         table = request.rows.table()
         self._count(table)
         self._waiting.setdefault(lane.request.order, []).append(table)
@@ -100,6 +99,14 @@ class Recorder:
         self.totals.requests += 1
         self.totals.rounds += kinds.count(0)
         self.totals.accepted += sum(count for kind, count in zip(kinds, accepted, strict=True) if kind == 0)
-        self.totals.emitted += sum(table.column("emitted").to_pylist())
-        reason = table.column("truncated_by")[-1].as_py()
+        emitted = [count for count in table.column("emitted").to_pylist() if count is not None]
+        self.totals.emitted += sum(emitted)
+        reason = table.column("truncated_by")[len(emitted) - 1].as_py()
         self.totals.finish[reason] = self.totals.finish.get(reason, 0) + 1
+
+
+def _ended(row: Row) -> Row:
+    """The last decided row of a request: if nothing cut it, the request was interrupted after it."""
+    if row.get("truncated_by") != Truncation.NONE:
+        return row
+    return {**row, "truncated_by": str(Truncation.INTERRUPTED)}
