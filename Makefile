@@ -53,6 +53,8 @@ demo: $(READY)  ## record a real model on a real prompt, replay it, look at it
 	$(DFLASH) cat demo/ngram.parquet -n 12
 	$(DFLASH) replay demo/ngram.parquet --check
 	$(DFLASH) replay demo/ngram.parquet --policy match --policy match:length=2 --policy threshold:t=0.7
+	$(DFLASH) record "Explain rainbows to a child." --drafter none -o demo/plain.parquet --overwrite -q
+	$(DFLASH) diff demo/plain.parquet demo/ngram.parquet || [ $$? -eq 1 ]
 	$(DFLASH) record "Explain rainbows to a child." --drafter self --temperature 0.8 --max-new-tokens 24 \
 	  -o demo/self.parquet --overwrite
 	$(DFLASH) replay demo/self.parquet --check
