@@ -141,9 +141,11 @@ def _masses(p: np.ndarray, q: np.ndarray, outcomes: list[Draft]) -> list[float]:
     """What a recorder stores of a chain; of no use on trees."""
     masses = []
     for draft in outcomes:
+        path = [ROOT, *draft.tokens]
+        chain = draft.parents == list(range(-1, len(draft.parents) - 1))
+        chain = chain and all(q[a, b] > 0 for a, b in zip(path, path[1:], strict=False))
         for node, parent in enumerate(draft.parents):
-            before = ROOT if parent < 0 else draft.tokens[parent]
-            chain = parent == node - 1 and q[before, draft.tokens[node]] > 0
+            before = path[parent + 1]
             scale = capped(p, q, draft, node - 1) if chain else np.nan
             masses.append(np.maximum(0.0, scale * p[before] - q[before]).sum())
     return masses
