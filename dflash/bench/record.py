@@ -94,7 +94,7 @@ def measure(target: Target, settings: RecordSettings, prompts: Sequence[Prompt],
     found: list[Pair] = []
     with TemporaryDirectory() as folder:
         on, off = Session(target, settings), Session(target, settings)
-        off.engine.judge = DecodingJudge(off.noise, settings.store_topk, emits_choice=True)
+        off.engine.judge = DecodingJudge(off.noise, settings.store_topk)
         off.engine.fingerprint, off.trunk.taps = None, ()
         for number in range(pairs):
             prompt = replace(prompts[number % len(prompts)], id=str(number))

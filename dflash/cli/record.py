@@ -33,7 +33,12 @@ _LIMIT = 2**31 - 1
     show_default=True,
     help="Weight-only quantisation of the target.",
 )
-@click.option("--drafter", default="ngram", show_default=True, help="ngram, self or none.")
+@click.option(
+    "--drafter",
+    default="ngram",
+    show_default=True,
+    help="ngram, suffix, self, model:PLACE, file:RUN.parquet or none; a union as ngram+suffix.",
+)
 @click.option(
     "--proposal",
     type=click.Choice(["deterministic", "shared", "independent"]),
@@ -110,6 +115,13 @@ _LIMIT = 2**31 - 1
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines of a file out instead of refusing it.")
 @click.option(
     "--lanes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Requests decoded at once."
+)
+@click.option(
+    "--warm",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Draft file whose texts fill the suffix drafter's store; repeatable.",
 )
 @click.option("--dense", is_flag=True, help="Draft from every committed position, so that replay can walk.")
 @click.option(

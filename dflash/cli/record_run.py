@@ -77,6 +77,7 @@ def _settings(options: Mapping[str, Any]) -> RecordSettings:
         features=options["features"] != "none",
         lanes=options["lanes"],
         dense=options["dense"],
+        warm=options["warm"],
         keep_text=not options["no_text"],
         keep_host=not options["no_host"],
         overwrite=options["overwrite"],

@@ -129,7 +129,12 @@ class Drafter(ABC):
 
     @abstractmethod
     def header(self) -> dict[str, Any]:
-        """This drafter's entry in the header."""
+        """This drafter's entry in the header; empty for one that drafts nothing."""
+
+    def headers(self) -> list[dict[str, Any]]:
+        """The header's list of drafters, in the order of `node_source`."""
+        own = self.header()
+        return [own] if own else []
 
 
 class NoDrafter(Drafter):

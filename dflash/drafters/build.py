@@ -1,25 +1,39 @@
-"""From `--drafter NAME` to a drafter."""
+"""From `--drafter NAME[+NAME]` to a drafter."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from dflash.drafters.base import Drafter, NoDrafter, ProposalKind
 from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.ngram import NgramDrafter
-from dflash.errors import DflashError
+from dflash.drafters.stored import StoredDrafter, trunks
+from dflash.drafters.suffix import SuffixDrafter, SuffixStore
+from dflash.drafters.union import UnionDrafter
+from dflash.draftfile.identity import STORED_DRAFTS, WARM, require_same
+from dflash.draftfile.reader import open_draft_file
+from dflash.errors import DflashError, UsageError
 from dflash.policy.context import DraftSampling
-from dflash.target.load import Target
+from dflash.target.load import Target, load_target
 from dflash.target.model import TrunkModel
 from dflash.target.noise import TargetNoise
 from dflash.target.quantise import quantise
 
 DRAFTERS = {
     "ngram": "prompt lookup: copies what followed the last tokens earlier in the text; no model",
+    "suffix": "the longest suffix seen before, continued by frequency; no model; --warm fills its store",
     "self": "an int8 copy of the target: a drafter that almost always agrees, for testing p/q",
+    "model": "model:PLACE, any language model with the target's tokenizer",
+    "file": "file:RUN.parquet, the stored drafts of an earlier run",
     "none": "no drafts: plain decoding",
 }
+WITH_PLACE = ("model", "file")
+WITH_LAW = ("model", "self")
 
 
 class UnknownDrafter(DflashError):
@@ -29,6 +43,23 @@ class UnknownDrafter(DflashError):
         close = get_close_matches(name, DRAFTERS, n=1, cutoff=0.4)
         hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(DRAFTERS)}."
         super().__init__(f"No drafter is called {name!r}. {hint}")
+
+
+class OtherTokenizer(DflashError):
+    """A drafting model whose tokens are not the target's."""
+
+    def __init__(self, name: str, target: str) -> None:
+        super().__init__(
+            f"Expected a drafter with the tokenizer of {target}, found another in {name!r}: its tokens would "
+            "mean other text."
+        )
+
+
+class Part(NamedTuple):
+    """One drafter of a union: its family, and the place of its model or file."""
+
+    family: str
+    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,50 +72,108 @@ class DraftSettings:
     store_topk: int
     lanes: int
     capacity: int
+    warm: tuple[Path, ...] = ()
 
 
-def check_drafter(name: str) -> None:
-    """Refuse an unknown name before any model is loaded.
-
-    Raises:
-        UnknownDrafter: offering the nearest name.
-    """
-    if name not in DRAFTERS:
-        raise UnknownDrafter(name)
-
-
-def build_drafter(name: str, target: Target, noise: TargetNoise, settings: DraftSettings) -> Drafter:
-    """The drafter of that name for a loaded target.
+def parse_drafter(text: str) -> list[Part]:
+    """`ngram`, `model:PLACE`, `ngram+suffix`, …; a `+` inside a place is no border.
 
     Raises:
         UnknownDrafter: offering the nearest name.
+        UsageError: A place is missing or superfluous, or `none` stands in a union.
     """
-    check_drafter(name)
-    if name == "none":
-        return NoDrafter()
-    if name == "ngram":
-        return NgramDrafter()
-    return _self_drafter(target, noise, settings)
+    pieces = re.split(rf"\+(?=(?:{'|'.join(DRAFTERS)})(?:[:+]|$))", text)
+    parts = []
+    for piece in pieces:
+        family, colon, place = piece.partition(":")
+        if family not in DRAFTERS:
+            raise UnknownDrafter(family)
+        if (family in WITH_PLACE) != bool(place):
+            expected = f"{family}:PLACE" if family in WITH_PLACE else family
+            raise UsageError(f"Expected the drafter as {expected}, found {piece!r}.")
+        parts.append(Part(family, place or None))
+    if len(parts) > 1 and Part("none") in parts:
+        raise UsageError(f"Expected drafters that draft, found 'none' in the union {text!r}.")
+    return parts
+
+
+def build_drafter(
+    parts: Sequence[Part], target: Target, noise: TargetNoise, settings: DraftSettings
+) -> Drafter:
+    """The drafter for a loaded target.
+
+    Raises:
+        OtherTokenizer: A drafting model has another tokenizer.
+        IdentityMismatch: Stored drafts or a warm store come from other models.
+        UsageError: `warm` is given, and nothing of it has a store.
+    """
+    if settings.warm and Part("suffix") not in parts:
+        raise UsageError("Expected --warm with the drafter suffix, found none that keeps a store.")
+    built = [_build(part, target, noise, settings) for part in parts]
+    return built[0] if len(built) == 1 else UnionDrafter(built)
+
+
+def _build(part: Part, target: Target, noise: TargetNoise, settings: DraftSettings) -> Drafter:
+    match part.family:
+        case "ngram":
+            return NgramDrafter()
+        case "suffix":
+            return SuffixDrafter(_warm_store(settings.warm, target))
+        case "self":
+            return _self_drafter(target, noise, settings)
+        case "model":
+            return _model_drafter(str(part.place), target, noise, settings)
+        case "file":
+            return _stored_drafter(Path(str(part.place)), target, settings)
+        case _:
+            return NoDrafter()
+
+
+def _identity(target: Target, drafters: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"target": target.identity, "drafters": drafters, "tokenizer": target.tokenizer_identity}
+
+
+def _warm_store(files: Sequence[Path], target: Target) -> SuffixStore:
+    sequences: list[list[int]] = []
+    for path in files:
+        file = open_draft_file(path)
+        require_same(file.header.raw, _identity(target, []), WARM, path)
+        sequences += trunks(file)
+    return SuffixStore.of(sequences)
+
+
+def _stored_drafter(path: Path, target: Target, settings: DraftSettings) -> Drafter:
+    drafter = StoredDrafter(path, settings.store_topk)
+    header = drafter.file.header.raw
+    require_same(header, _identity(target, header["drafters"]), STORED_DRAFTS, path)
+    return drafter
 
 
 def _self_drafter(target: Target, noise: TargetNoise, settings: DraftSettings) -> Drafter:
     copied = quantise(target.model, "int8")
-    identity = {
-        "revision": target.identity["revision"],
-        "weights_digest": copied.weights_digest,
-        "config_digest": target.identity["config_digest"],
-        "dtype": target.identity["dtype"],
-        "quantisation": copied.parameters,
-        "parameter_count": target.identity["parameter_count"],
-    }
-    model = TrunkModel(copied.model, settings.lanes, settings.capacity)
+    changed = {"quantisation": copied.parameters, "weights_digest": copied.weights_digest}
+    return _language_model("self", copied.model, target.identity | changed, noise, settings)
+
+
+def _model_drafter(place: str, target: Target, noise: TargetNoise, settings: DraftSettings) -> Drafter:
+    dtype = str(target.dtype).removeprefix("torch.")
+    model = load_target(place, device=str(target.device), dtype=dtype)
+    if model.tokenizer_identity["digest"] != target.tokenizer_identity["digest"]:
+        raise OtherTokenizer(place, target.name)
+    return _language_model(f"model:{model.name}", model.model, model.identity, noise, settings)
+
+
+def _language_model(
+    name: str, model: Any, identity: dict[str, Any], noise: TargetNoise, settings: DraftSettings
+) -> Drafter:
+    facts = {key: value for key, value in identity.items() if key != "name"}
     return LanguageModelDrafter(
-        "self",
-        model,
+        name,
+        TrunkModel(model, settings.lanes, settings.capacity),
         settings.kind,
         settings.sampling,
         settings.follow_target,
         noise,
         settings.store_topk,
-        identity,
+        facts,
     )

@@ -91,7 +91,7 @@ class LanguageModelDrafter(Drafter):
         return [draft.proposal for draft in drafts]
 
     def _pending(self, anchors: Sequence[Anchor]) -> dict[int, Sequence[int]]:
-        """By lane, the tokens before the anchor that the model has not seen; many of them are appended at once."""
+        """By lane, the tokens before the anchor that the model has not seen; many are appended at once."""
         pending: dict[int, Sequence[int]] = {}
         for lane in dict.fromkeys(anchor.lane for anchor in anchors):
             here = [anchor for anchor in anchors if anchor.lane == lane]
@@ -105,7 +105,7 @@ class LanguageModelDrafter(Drafter):
     def _root_logits(
         self, drafts: Sequence[_Draft], pending: Mapping[int, Sequence[int]]
     ) -> list[torch.Tensor]:
-        """Logits [1, vocabulary] at each anchor; what was pending goes through the model in the same forward."""
+        """Logits [1, vocabulary] at each anchor; what was pending takes part in the same forward."""
         batch: list[tuple[_Draft, LaneRows]] = []
         names: list[list[int | None]] = []
         for draft in drafts:
@@ -150,7 +150,7 @@ class LanguageModelDrafter(Drafter):
         return found
 
     def _merge(self, parts: Sequence[LaneRows]) -> LaneRows:
-        """Rows of several drafts of one lane as one piece; new roots' chains are numbered behind each other."""
+        """Rows of several drafts of one lane as one piece; new chains are numbered behind each other."""
         tokens: list[int] = []
         parents: list[int] = []
         bases: list[int] = []

@@ -40,11 +40,11 @@ class RunSettings:
 
 def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str, Any]:
     """The header as a dictionary, floats and integers as numbers."""
-    drafted = drafter.header()
-    draft_topk = drafted.get("draft_top_k")
+    drafters = drafter.headers()
+    draft_topk = next((entry["draft_top_k"] for entry in drafters if entry["draft_top_k"]), None)
     return {
         "target": target.identity,
-        "drafters": [drafted] if drafted else [],
+        "drafters": drafters,
         "tokenizer": target.tokenizer_identity,
         "sampling": {
             "temperature": float(run.sampling.temperature),

