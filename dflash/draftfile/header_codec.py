@@ -8,12 +8,10 @@ from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash.draftfile.errors import HeaderInvalid
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
+from dflash.draftfile.schema_check import SchemaChecker
 
 FLOAT = re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?")
 
@@ -48,17 +46,15 @@ def validate(encoded: Any, path: Path | None = None) -> None:
     Raises:
         HeaderInvalid: The first violation.
     """
-    error = next(_validator().iter_errors(encoded), None)
-    if error is not None:
-        where = ".".join(str(step) for step in error.absolute_path) or "the top"
-        raise HeaderInvalid(where, error.message.replace("\n", " ")[:300], path)
+    violation = next(_checker().violations(encoded), None)
+    if violation is not None:
+        where = ".".join(str(step) for step in violation.path) or "the top"
+        raise HeaderInvalid(where, f"expected {violation.expected}, found {violation.found}", path)
 
 
 @cache
-def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator
-
-    return Draft202012Validator(header_schema())
+def _checker() -> SchemaChecker:
+    return SchemaChecker(header_schema())
 
 
 def _walk(value: Any, node: Json, change: Callable[[Any, str], Any]) -> Any:
