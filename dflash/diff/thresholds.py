@@ -54,7 +54,8 @@ class Threshold:
         moved = 100.0 * change / abs(metric.a) if self.relative and change else change
         failed = {"+": moved, "-": -moved, "": abs(moved)}[self.sign] > self.amount
         unit = " %" if self.relative else ""
-        why = f"it moved by {moved:+.6g}{unit}, allowed is {self.sign or '+-'}{self.amount:g}{unit}"
+        allowed = {"+": "a rise", "-": "a fall", "": "a change"}[self.sign]
+        why = f"it moved by {moved:+.6g}{unit}, allowed is {allowed} of {self.amount:g}{unit}"
         return Judgement(self.text, self.metric, *metric, moved, failed, why)
 
 

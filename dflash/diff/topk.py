@@ -168,7 +168,7 @@ def _compare_tokens(
         floor = lowest(others.value, others.valid)
         value = np.where(values.valid[slot, column], values.value[slot, column].astype(np.float64), np.nan)
         beyond = _above(value, floor[slot], tolerance)
-        in_law = beyond & _above(value - own[slot], floor[slot] - other[slot], tolerance)
+        in_law = _above(value - own[slot], floor[slot] - other[slot], tolerance)
         change.count(len(slot), beyond, in_law)
         if change.wants(bool(beyond.any())):
             at = int(np.argmax(beyond))
