@@ -67,7 +67,12 @@ def _path_sums(logp: Tensor, parents: Tensor, depth: Tensor) -> Tensor:
 
 
 def _reference(
-    tokens: Tensor, parents: Tensor, words: Tensor, choices: Tensor, logp: Tensor | None, sampled: Sampled | None
+    tokens: Tensor,
+    parents: Tensor,
+    words: Tensor,
+    choices: Tensor,
+    logp: Tensor | None,
+    sampled: Sampled | None,
 ) -> Accepted:
     node = torch.arange(tokens.shape[1], device=tokens.device)
     bits = ((words[:, 1:, None] >> node) & 1).bool()
@@ -88,9 +93,15 @@ def _reference(
         total = torch.where(final, _path_sums(logp, parents, depth), -torch.inf)
         final = final & (total == total.amax(1, keepdim=True))
     best = torch.where(final.any(1), final.int().argmax(1), -1)
-    inside = torch.where(best[:, None] >= 0, bits.gather(1, best.clamp_min(0)[:, None, None].expand_as(bits[:, :1]))[:, 0], False)
+    inside = torch.where(
+        best[:, None] >= 0,
+        bits.gather(1, best.clamp_min(0)[:, None, None].expand_as(bits[:, :1]))[:, 0],
+        False,
+    )
     path = torch.full_like(tokens, -1, dtype=torch.int32)
-    path = path.scatter_reduce(1, torch.where(inside, depth - 1, 0), torch.where(inside, node, -1).int(), "amax")
+    path = path.scatter_reduce(
+        1, torch.where(inside, depth - 1, 0), torch.where(inside, node, -1).int(), "amax"
+    )
     bonus = choices.gather(1, best[:, None] + 1)[:, 0]
     if sampled is not None:
         child = torch.where(usable & (parents == best[:, None]), node, -1).amax(1)
@@ -111,7 +122,13 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 
 
 def _check_all(
-    tokens: Tensor, parents: Tensor, words: Tensor, choices: Tensor, rule: Rule, logp: Tensor | None, sampled: Sampled | None
+    tokens: Tensor,
+    parents: Tensor,
+    words: Tensor,
+    choices: Tensor,
+    rule: Rule,
+    logp: Tensor | None,
+    sampled: Sampled | None,
 ) -> None:
     if tokens.dim() != 2 or not 1 <= tokens.shape[1] <= MAX_NODES:
         raise ShapeRefused("tokens", f"[lanes, 1 to {MAX_NODES} nodes]", tokens.shape)
@@ -135,7 +152,12 @@ def _check_all(
 
 
 def _launch(
-    tokens: Tensor, parents: Tensor, words: Tensor, choices: Tensor, logp: Tensor | None, sampled: Sampled | None
+    tokens: Tensor,
+    parents: Tensor,
+    words: Tensor,
+    choices: Tensor,
+    logp: Tensor | None,
+    sampled: Sampled | None,
 ) -> Accepted:
     from dflash.kernels.accept_triton import accept_lane
 

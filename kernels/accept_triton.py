@@ -37,9 +37,9 @@ def _coin_passes(LogP, LogQ, Keys, Positions, Paths, lane, at, real, depth, PATH
 
 
 @triton.jit
-def _path_sums(logp, parent, depth, deepest):
+def _path_sums(logp, parent, depth, deepest, NODES: tl.constexpr):
     """Cumulative log p in float64, added from the anchor down."""
-    total = logp * 0.0
+    total = tl.zeros([NODES], tl.float64)
     for level in range(1, deepest + 1):
         above = tl.where(parent >= 0, tl.gather(total, tl.maximum(parent, 0), 0), 0.0)
         total = tl.where(depth == level, above + logp, total)
@@ -75,7 +75,7 @@ def accept_lane(
     final = whole & (depth == deepest)
     if TIES:
         logp = tl.load(Tie + at, mask=real, other=0.0).to(tl.float64)
-        total = tl.where(final, _path_sums(logp, parent, depth, deepest), -float("inf"))
+        total = tl.where(final, _path_sums(logp, parent, depth, deepest, NODES), -float("inf"))
         final = final & (total == tl.max(total, 0))
     best = tl.min(tl.where(final, node, NODES), 0)
     best = tl.where(best == NODES, -1, best)

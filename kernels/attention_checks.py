@@ -70,7 +70,14 @@ def _heads(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, words: Tensor | None, tail: int, pages: Tensor | None, impl: Impl
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    words: Tensor | None,
+    tail: int,
+    pages: Tensor | None,
+    impl: Impl,
 ) -> Sizes:
     """Return the sizes of an attention call, or refuse it.
 

@@ -23,15 +23,15 @@ def launch(
     pdl = pdl and not interpreted()
     shared = dict(
         GROUP=sizes.group, HEAD=sizes.head, HEAD_PAD=chosen.head_pad, BATCH_PAD=batch_pad, BLOCK_N=tile.block_n,
-        MIN_CHUNK=chosen.min_chunk, MAX_PARTS=chosen.max_parts, MERGE_SPLITS=tile.merge_splits, PDL=pdl,
+        MAX_PARTS=chosen.max_parts, MERGE_SPLITS=tile.merge_splits, PDL=pdl,
     )  # fmt: skip
     attend_chunks[(chosen.row_tiles, sizes.kv_heads, chosen.grid_items)](
         q, k, v, q if words is None else words, lengths, q if pages is None else pages, out, *scratch,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
         0 if pages is None else pages.stride(0), 0 if words is None else words.stride(0),
-        scale * LOG2_E, sizes.batch, sizes.queries, sizes.tail, chosen.items,
-        BLOCK_M=tile.block_m, STAGES=tile.stages, PAGE=sizes.page, TREE=words is not None, TICKET=tile.ticket,
-        COMPILED=not interpreted(),
+        scale * LOG2_E, sizes.batch, sizes.queries, sizes.tail, chosen.items, chosen.min_chunk,
+        sizes.capacity, BLOCK_M=tile.block_m, STAGES=tile.stages, PAGE=sizes.page, TREE=words is not None, TICKET=tile.ticket,
+        COMPILED=not interpreted(), PREFETCH=tile.prefetch, TWO_LOOPS=tile.two_loops,
         MERGE_ROWS=min(tile.merge_rows, tile.block_m), **shared,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip
@@ -40,6 +40,6 @@ def launch(
     blocks = -(-sizes.queries * sizes.group // tile.merge_rows)
     merge_chunks[(blocks, sizes.kv_heads, sizes.batch)](
         lengths, out, scratch.part_o, scratch.part_l, *out.stride()[:3],
-        sizes.batch, sizes.queries, sizes.tail, chosen.items,
-        ROWS_ALL=rows, MERGE_ROWS=tile.merge_rows, **shared, num_warps=4, num_stages=1, launch_pdl=pdl,
+        sizes.batch, sizes.queries, sizes.tail, chosen.items, chosen.min_chunk,
+        ROWS_ALL=rows, MERGE_ROWS=tile.merge_rows, **shared, num_warps=tile.merge_warps, num_stages=1, launch_pdl=pdl,
     )  # fmt: skip

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Mode = Literal["fast", "replay-exact"]
+Regime = Literal["short", "long", "wave", "full"]
 
 EXACT_PARTS = 16
 EXACT_MIN_CHUNK = 256
+SHORT_ROWS = 2048
+WAVE_PROGRAMS = 120
+FULL_PROGRAMS = 240
 
 
 class Tile(NamedTuple):
@@ -18,7 +22,7 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     programs: int
-    """Programs that the whole launch aims at in `fast`: what one wave of the device holds."""
+    """Programs that the whole launch aims at in `fast`: about what one wave of the device holds."""
     min_chunk: int
     ticket: bool
     """The last program to arrive merges; otherwise a second kernel does."""
@@ -26,6 +30,11 @@ class Tile(NamedTuple):
     merge_splits: int
     half: bool = False
     """Partials in the dtype of q instead of float32, where their traffic rivals that of K/V."""
+    prefetch: int = 0
+    """Cache rows that a program asks for before the preceding kernel has ended; 0 or a power of two."""
+    merge_warps: int = 2
+    two_loops: bool = False
+    """Whole trunk tiles in a loop of their own, without masks: faster tiles, a later start of the tail."""
 
 
 class Plan(NamedTuple):
@@ -42,17 +51,50 @@ class Plan(NamedTuple):
     head_pad: int
 
 
-TILES: dict[tuple[int, int], Tile] = {
-    (64, 16): Tile(16, 64, 4, 3, 264, 64, True, 4, 8),
-    (64, 32): Tile(32, 64, 4, 3, 264, 64, True, 4, 8),
-    (64, 64): Tile(64, 64, 4, 3, 264, 128, False, 4, 8),
-    (64, 128): Tile(128, 64, 8, 3, 132, 128, False, 4, 8),
-    (64, 256): Tile(256, 64, 8, 3, 132, 256, False, 4, 8),
-    (128, 16): Tile(16, 64, 4, 3, 264, 64, True, 4, 8),
-    (128, 32): Tile(32, 64, 4, 3, 264, 128, True, 4, 8),
-    (128, 64): Tile(64, 64, 4, 3, 264, 128, False, 4, 8),
-    (128, 128): Tile(128, 64, 8, 3, 264, 256, False, 4, 8),
-    (128, 256): Tile(256, 64, 16, 2, 132, 256, False, 4, 8, True),
+# swept on an H200 by dflash/bench/kernel_sweep.py; rows are the packed query rows of a KV head, rounded up.
+# short: few lanes, at most 2,048 rows, where latency counts; long: few lanes; wave, full: one or two programs a
+# multiprocessor without splitting any context
+TILES: dict[tuple[int, int, Regime], Tile] = {
+    (64, 16, "short"): Tile(16, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
+    (64, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16),
+    (64, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8),
+    (64, 16, "full"): Tile(16, 64, 4, 3, 132, 64, True, 1, 16),
+    (64, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
+    (64, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16),
+    (64, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8),
+    (64, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
+    (64, 64, "short"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, False, 256),
+    (64, 64, "long"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, False, 256),
+    (64, 64, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (64, 64, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16),
+    (64, 128, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
+    (64, 128, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16),
+    (64, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (64, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (64, 256, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
+    (64, 256, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16),
+    (64, 256, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (64, 256, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (128, 16, "short"): Tile(16, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
+    (128, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16),
+    (128, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8),
+    (128, 16, "full"): Tile(16, 64, 4, 4, 132, 64, True, 1, 16),
+    (128, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
+    (128, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16),
+    (128, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8),
+    (128, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
+    (128, 64, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, False, 256),
+    (128, 64, "long"): Tile(64, 64, 4, 4, 132, 64, False, 2, 8, False, 256),
+    (128, 64, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (128, 64, "full"): Tile(64, 32, 4, 4, 132, 64, True, 1, 16),
+    (128, 128, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, False, 256),
+    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True),
+    (128, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (128, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (128, 256, "short"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True),
+    (128, 256, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True),
+    (128, 256, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (128, 256, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
 }
 
 
@@ -60,12 +102,23 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _pow2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+def regime_of(batch: int, kv_heads: int, rows: int, capacity: int) -> Regime:
+    """Say what limits a launch in `fast`."""
+    programs = batch * kv_heads * _ceil_div(rows, 64)
+    if programs >= WAVE_PROGRAMS:
+        return "full" if programs >= FULL_PROGRAMS else "wave"
+    return "short" if capacity <= SHORT_ROWS else "long"
 
 
 def plan(
-    batch: int, queries: int, kv_heads: int, group: int, head: int, capacity: int, mode: Mode, tile: Tile | None
+    batch: int,
+    queries: int,
+    kv_heads: int,
+    group: int,
+    head: int,
+    capacity: int,
+    mode: Mode,
+    tile: Tile | None,
 ) -> Plan:
     """Choose the launch for sizes known on the host; lengths stay on the device.
 
@@ -81,9 +134,11 @@ def plan(
     """
     head_pad = 64 if head <= 64 else 128
     rows = queries * group
-    tile = tile or TILES[head_pad, min(max(_pow2(rows), 16), 256)]
+    exact = mode == "replay-exact"
+    regime: Regime = "long" if exact else regime_of(batch, kv_heads, rows, capacity)
+    tile = tile or TILES[head_pad, min(max(1 << (rows - 1).bit_length(), 16), 256), regime]
     row_tiles = _ceil_div(rows, tile.block_m)
-    if mode == "replay-exact":
+    if exact:
         return Plan(tile, row_tiles, 1, batch * EXACT_PARTS, EXACT_MIN_CHUNK, EXACT_PARTS, head_pad)
     items = max(1, tile.programs // (kv_heads * row_tiles * batch)) * batch
     bound = items + (batch if batch > 1 else 0)

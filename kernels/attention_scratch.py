@@ -35,4 +35,6 @@ def make_scratch(q: Tensor, sizes: Sizes, chosen: Plan) -> Scratch:
 
 def make_plan(sizes: Sizes, mode: Mode, tile: Tile | None) -> Plan:
     """Choose the launch of an attention call."""
-    return plan(sizes.batch, sizes.queries, sizes.kv_heads, sizes.group, sizes.head, sizes.capacity, mode, tile)
+    return plan(
+        sizes.batch, sizes.queries, sizes.kv_heads, sizes.group, sizes.head, sizes.capacity, mode, tile
+    )

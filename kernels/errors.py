@@ -63,4 +63,6 @@ class TritonMissing(KernelArgumentError):
     """`impl="triton"` where Triton is not installed."""
 
     def __init__(self) -> None:
-        super().__init__('impl="triton" needs Triton, which is not installed: install it, or say impl="reference".')
+        super().__init__(
+            'impl="triton" needs Triton, which is not installed: install it, or say impl="reference".'
+        )

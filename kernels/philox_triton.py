@@ -12,7 +12,9 @@ def coin_word(position, purpose, path, depth, k0, k1):
     """Random word of the coin of a node: counter (position, purpose, path hash, (depth-1)//4), word (depth-1)%4."""
     index = depth - 1
     zero = (index * 0).to(tl.uint32)
-    w0, w1, w2, w3 = philox_impl(zero + position, zero + purpose, zero + path, (index // 4).to(tl.uint32), k0, k1)
+    w0, w1, w2, w3 = philox_impl(
+        zero + position, zero + purpose, zero + path, (index // 4).to(tl.uint32), k0, k1
+    )
     which = index % 4
     return tl.where(which == 0, w0, tl.where(which == 1, w1, tl.where(which == 2, w2, w3)))
 

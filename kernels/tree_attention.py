@@ -22,7 +22,14 @@ def cache_rows(cache: Tensor, pages: Tensor | None) -> Tensor:
 
 
 def reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, words: Tensor | None, tail: int, pages: Tensor | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    words: Tensor | None,
+    tail: int,
+    pages: Tensor | None,
+    scale: float,
 ) -> Tensor:
     """Attend densely in float32 (float64 for float64 q); rows that no slot may see are never multiplied."""
     work = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -70,9 +70,9 @@ def test_shapes_of_trees(name: str, length: int) -> None:
     assert not found.isnan().any()
 
 
-@pytest.mark.parametrize("key", TILES)
-def test_every_production_tile(key: tuple[int, int]) -> None:
-    head, rows = key
+@pytest.mark.parametrize("key", TILES, ids=str)
+def test_every_production_tile(key: tuple[int, int, str]) -> None:
+    head, rows, _ = key
     group = 4 if rows <= 256 else 8
     nodes = max(1, rows // group - 1)
     case = make_case(trees(1, nodes, seed=rows), [140], group, head, kv_heads=1, dtype=torch.float16)
@@ -91,7 +91,9 @@ def test_draft_step_has_fewer_queries_than_tail_rows() -> None:
 def test_block_sees_context_and_the_whole_block(n: int) -> None:
     case = make_case([[i - 1 for i in range(n)]] * 2, [0, 90], 2, 64)
     full = torch.full_like(case.words[:, 1:], -1 if n == 64 else (1 << n) - 1)
-    found = block_attention(case.q[:, 1:], case.k, case.v, case.lengths, out=torch.full_like(case.q[:, 1:], torch.nan))
+    found = block_attention(
+        case.q[:, 1:], case.k, case.v, case.lengths, out=torch.full_like(case.q[:, 1:], torch.nan)
+    )
     chain_end = make_case([[i - 1 for i in range(n)]] * 2, [0, 90], 2, 64)._replace(
         q=case.q[:, 1:], words=full, parents=[[i - 1 for i in range(n)]] * 2
     )

@@ -73,7 +73,10 @@ def make_case(
     pages = None
     if page:
         k, v, pages = _to_pages(k, v, page, g)
-    moved = [None if t is None else t.to(device) for t in (q, k, v, torch.tensor(lengths, dtype=torch.int32), words)]
+    moved = [
+        None if t is None else t.to(device)
+        for t in (q, k, v, torch.tensor(lengths, dtype=torch.int32), words)
+    ]
     return Case(*moved, parents, None if pages is None else pages.to(device))
 
 
@@ -84,17 +87,23 @@ def _to_pages(k: Tensor, v: Tensor, page: int, g: torch.Generator) -> tuple[Tens
     pools = []
     for cache in (k, v):
         pool = torch.full((lanes * each + 3, heads, page, head), torch.nan, dtype=k.dtype)
-        pool[order] = cache.view(lanes, heads, each, page, head).transpose(1, 2).reshape(-1, heads, page, head)
+        pool[order] = (
+            cache.view(lanes, heads, each, page, head).transpose(1, 2).reshape(-1, heads, page, head)
+        )
         pools.append(pool)
     return pools[0], pools[1], order.to(torch.int32).view(lanes, each)
 
 
-def row_of(case: Case, cache: Tensor, lane: int, row: int) -> Tensor:
-    """One cache row `[KV heads, head]`, through the page table if there is one."""
+def rows_of(case: Case, cache: Tensor, lane: int, count: int) -> Tensor:
+    """The first rows of a lane `[KV heads, count, head]` in float64 on the CPU, one by one through the page table."""
     if case.pages is None:
-        return cache[lane, :, row]
-    page = cache.shape[2]
-    return cache[int(case.pages[lane, row // page]), :, row % page]
+        return cache[lane, :, :count].double().cpu()
+    page, table, pool = cache.shape[2], case.pages[lane].tolist(), cache.double().cpu()
+    return (
+        torch.stack([pool[table[row // page], :, row % page] for row in range(count)], 1)
+        if count
+        else pool[0, :, :0]
+    )
 
 
 def dense_oracle(case: Case, scale: float | None = None) -> Tensor:
@@ -105,15 +114,15 @@ def dense_oracle(case: Case, scale: float | None = None) -> Tensor:
     scale = scale or 1 / math.sqrt(head)
     for lane in range(lanes):
         length = int(case.lengths[lane])
+        tree = case.parents[lane]
+        keys, values = (rows_of(case, cache, lane, length + len(tree)) for cache in (case.k, case.v))
+        query = case.q[lane].double().cpu().view(queries, -1, group, head)
         for slot in range(queries):
-            own = sorted(ancestors_of(slot - 1, case.parents[lane])) if slot else []
-            rows = list(range(length)) + [length + j for j in own]
+            own = sorted(ancestors_of(slot - 1, tree)) if slot else []
+            rows = [*range(length), *(length + j for j in own)]
             if rows:
-                keys = torch.stack([row_of(case, case.k, lane, r) for r in rows], 1).double().cpu()
-                values = torch.stack([row_of(case, case.v, lane, r) for r in rows], 1).double().cpu()
-                query = case.q[lane, slot].double().cpu().view(-1, group, head)
-                weights = (torch.einsum("hgd,hrd->hgr", query, keys) * scale).softmax(-1)
-                out[lane, slot] = torch.einsum("hgr,hrd->hgd", weights, values).reshape(heads, head)
+                weights = (torch.einsum("hgd,hrd->hgr", query[slot], keys[:, rows]) * scale).softmax(-1)
+                out[lane, slot] = torch.einsum("hgr,hrd->hgd", weights, values[:, rows]).reshape(heads, head)
     return out
 
 
@@ -124,4 +133,6 @@ def assert_close(name: str, found: Tensor, expected: Tensor, limit: float) -> No
     worst = torch.unravel_index(difference.nan_to_num(torch.inf).argmax(), difference.shape)
     error = float(difference.norm() / expected.norm().clamp_min(1e-30))
     at = tuple(int(i) for i in worst)
-    assert error <= limit, f"{name}: relative error {error:.2e} > {limit:.0e}; worst at {at}: {found[at]} != {expected[at]}"
+    assert error <= limit, (
+        f"{name}: relative error {error:.2e} > {limit:.0e}; worst at {at}: {found[at]} != {expected[at]}"
+    )

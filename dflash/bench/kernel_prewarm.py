@@ -1,0 +1,50 @@
+"""Compile everything that will be timed in parallel processes; the timed process finds it in the caches on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Sequence
+
+from dflash.bench.kernel_shapes import Shape
+
+MOST_WORKERS = 12
+
+
+def _build(job: tuple[Shape, str]) -> None:
+    """Run one way to compute a shape once, so that its compiled code is on disk."""
+    import torch
+
+    from dflash.bench.kernel_inputs import make_inputs
+    from dflash.bench.kernel_peers import ATTENTION_PEERS
+    from dflash.bench.kernel_peers_compiled import COMPILED_PEERS
+    from dflash.bench.kernels import our_calls
+
+    shape, name = job
+    sets = make_inputs(shape, 1)
+    if name in ("fast", "replay-exact"):
+        our_calls(shape, sets, name)[0]()
+    else:
+        peer = next(peer for peer in [*ATTENTION_PEERS, *COMPILED_PEERS] if peer.name == name)
+        # what fails here fails again where it is timed, and is reported there
+        with contextlib.suppress(Exception):
+            peer.build(shape, sets)[0]()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def compile_ahead(shapes: Sequence[Shape], compiled: bool) -> None:
+    """Compile our kernels for the shapes, and the peers that compile anything.
+
+    Args:
+        shapes: attention shapes.
+        compiled: whether the peers of torch.compile are wanted.
+    """
+    names = ["flex_attention tuned", "torch.compile"] if compiled else []
+    names = ["fast", "replay-exact", "xformers tree_attention", *names]
+    jobs = [(shape, name) for name in names for shape in shapes]
+    workers = min(MOST_WORKERS, os.cpu_count() or 1)
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for _ in pool.imap_unordered(_build, jobs):
+            pass

@@ -1,0 +1,294 @@
+"""Time the kernels against their peers on this card: `dflash bench kernels`, or `python -m dflash.bench.kernels`."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from dflash.bench import kernel_accept
+from dflash.bench.kernel_ceilings import Ceilings, measure_ceilings
+from dflash.bench.kernel_inputs import (
+    MAX_RELATIVE_ERROR,
+    Inputs,
+    expected_output,
+    make_inputs,
+    relative_error,
+)
+from dflash.bench.kernel_peers import ATTENTION_PEERS, Peer, output_of
+from dflash.bench.kernel_peers_compiled import COMPILED_PEERS
+from dflash.bench.kernel_prewarm import compile_ahead
+from dflash.bench.kernel_shapes import ACCEPT_SHAPES, EXTRA, SHAPES, Shape
+from dflash.bench.kernel_table import as_text
+from dflash.bench.kernel_timing import Timing, rotations, time_graph
+from dflash.errors import DflashError
+from dflash.kernels.attention_plan import Mode
+from dflash.kernels.block_attention import block_attention
+from dflash.kernels.tree_attention import attention_scratch, tree_attention
+
+
+class RedCheck(DflashError):
+    """A kernel is wrong, so its speed is not reported."""
+
+    exit_code = 1
+
+
+class NoDevice(DflashError):
+    """There is no GPU to measure on."""
+
+    def __init__(self) -> None:
+        super().__init__("dflash bench kernels: expected a CUDA device, found none.")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kernel at one shape, or a peer at it."""
+
+    kernel: str
+    shape: str
+    name: str
+    median_us: float | None
+    low_us: float | None
+    high_us: float | None
+    bytes: int
+    target_us: float
+    takes_tree_mask: bool
+    error: float | None = None
+    failure: str | None = None
+
+
+def _row(
+    shape: Shape, name: str, timing: Timing | None, mask: bool, error: float | None, failure: str | None
+) -> Row:
+    times = timing or (None, None, None)
+    return Row(shape.kernel, shape.name, name, *times, shape.bytes, shape.target_us, mask, error, failure)
+
+
+class Prepared(NamedTuple):
+    """A shape's buffers and its answer, held while every way to compute it is timed."""
+
+    shape: Shape
+    sets: list[Inputs]
+    lanes: list[int]
+    """The lanes that are compared with the answer."""
+    expected: torch.Tensor
+
+
+def prepare(shape: Shape) -> Prepared:
+    """Draw the buffers of a shape and compute its answer in float64."""
+    sets = make_inputs(shape, rotations(shape.bytes))
+    lanes = sorted({0, shape.batch // 2, shape.batch - 1})
+    return Prepared(shape, sets, lanes, expected_output(shape, sets[0], lanes))
+
+
+def our_calls(shape: Shape, sets: list[Inputs], mode: Mode) -> list[Callable[[], torch.Tensor]]:
+    """Our kernel on every buffer set."""
+    first = sets[0]
+    scratch = attention_scratch(*first[:5], shape.tail, mode=mode)
+    out = torch.full_like(first.q, torch.nan)
+    if first.words is None:
+        return [lambda s=s: block_attention(*s[:4], mode=mode, scratch=scratch, out=out) for s in sets]
+    return [lambda s=s: tree_attention(*s[:5], shape.tail, mode=mode, scratch=scratch, out=out) for s in sets]
+
+
+def measure_ours(ready: Prepared) -> list[Row]:
+    """Time our kernel in both modes, cold, and `fast` with a warm L2.
+
+    Raises:
+        RedCheck: the output is wrong.
+    """
+    shape, rows = ready.shape, []
+    modes: tuple[Mode, Mode] = ("fast", "replay-exact")
+    for mode in modes:
+        calls = our_calls(shape, ready.sets, mode)
+        error = relative_error(calls[0]()[ready.lanes], ready.expected)
+        if error > MAX_RELATIVE_ERROR:
+            raise RedCheck(
+                f"{shape.kernel} {shape.name}: expected error <= {MAX_RELATIVE_ERROR}, found {error:.2e}."
+            )
+        rows.append(_row(shape, f"dflash {mode}", time_graph(calls), True, error, None))
+        if mode == "fast":
+            rows.append(_row(shape, "dflash warm L2", time_graph(calls[:1]), True, error, None))
+    return rows
+
+
+def measure_peer(ready: Prepared, peer: Peer) -> Row:
+    """Time a peer; one that cannot run the shape, or is wrong, is a row that says so."""
+    shape, mask = ready.shape, peer.takes_tree_mask
+    try:
+        calls = peer.build(shape, ready.sets)
+        error = relative_error(output_of(calls[0]())[ready.lanes], ready.expected)
+        if error > MAX_RELATIVE_ERROR:
+            return _row(shape, peer.name, None, mask, error, "wrong output")
+        return _row(shape, peer.name, time_graph(calls), mask, error, None)
+    except Exception as failure:
+        return _row(shape, peer.name, None, mask, None, f"{type(failure).__name__}: {failure}"[:300])
+
+
+def measure_accept(shape: Shape, compiled: bool) -> list[Row]:
+    """Time acceptance; every variant must agree.
+
+    Raises:
+        RedCheck: they do not.
+    """
+    trees = [kernel_accept.make_trees(shape, seed) for seed in range(20)]
+    sampled = kernel_accept.make_sampled(shape)
+    variants: dict[str, list[Callable[[], Any]]] = {
+        "dflash greedy": kernel_accept.our_calls(trees, None, "triton"),
+        "dflash speculative": kernel_accept.our_calls(trees, sampled, "triton"),
+        "one-thread walk": kernel_accept.walk_calls(trees),
+        "torch operations": kernel_accept.our_calls(trees, None, "reference"),
+    }
+    if compiled:
+        variants["torch.compile"] = kernel_accept.compiled_calls(trees)
+    rows = []
+    for name, calls in variants.items():
+        law = kernel_accept.our_calls(trees[:1], sampled if "speculative" in name else None, "reference")[0]()
+        found = calls[0]()
+        if not (torch.equal(found.count, law.count) and torch.equal(found.bonus, law.bonus)):
+            raise RedCheck(f"accept {shape.name}: {name} differs from the reference.")
+        rows.append(_row(shape, name, time_graph(calls * 5), True, None, None))
+    return rows
+
+
+def start_gate() -> subprocess.Popen[str] | None:
+    """Start the GPU tests where the checkout has them."""
+    tests = Path(__file__).parents[2] / "tests" / "kernels"
+    if not tests.is_dir():
+        return None
+    spread = ["-n", "8", "-p", "no:benchmark"] if importlib.util.find_spec("xdist") else []
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        *spread,
+        str(tests),
+    ]
+    return subprocess.Popen(
+        command, cwd=tests.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish_gate(gate: subprocess.Popen[str] | None) -> str:
+    """Wait for the tests; what they concluded.
+
+    Raises:
+        RedCheck: one of them failed.
+    """
+    if gate is None:
+        return "no test suite run; every measured output was compared with float64"
+    output = gate.communicate()[0]
+    if gate.returncode:
+        raise RedCheck(f"pytest -m gpu failed, nothing is reported:\n{output[-3000:]}")
+    return output.strip().splitlines()[-1]
+
+
+def environment() -> dict[str, str]:
+    """Date, card and versions."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name(),
+        "cuda": str(torch.version.cuda),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+    }
+
+
+class Results(NamedTuple):
+    """Everything that was measured."""
+
+    ceilings: Ceilings
+    gate: str
+    rows: list[Row]
+
+
+def measure(
+    *,
+    gate: bool = True,
+    compiled: bool = True,
+    seconds: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Results:
+    """Check, then measure everything.
+
+    Args:
+        gate: run the GPU tests first; every measured output is compared with float64 either way.
+        compiled: also measure peers that torch.compile builds, which takes minutes.
+        seconds: leave out what has not begun by then; our own kernels always run.
+        progress: told what is measured next.
+
+    Raises:
+        NoDevice: without a CUDA device.
+        RedCheck: a check failed; nothing is reported.
+    """
+    if not torch.cuda.is_available():
+        raise NoDevice
+    begun = time.monotonic()
+    shapes = [*SHAPES, *EXTRA]
+    peers = [*ATTENTION_PEERS, *(COMPILED_PEERS if compiled else [])]
+    progress("checking (pytest -m gpu) and compiling")
+    tests = start_gate() if gate else None
+    compile_ahead(shapes, compiled)
+    verdict = finish_gate(tests)
+    progress(verdict)
+    ceilings = measure_ceilings()
+    rows: list[Row] = []
+    for shape in ACCEPT_SHAPES:
+        rows += measure_accept(shape, compiled)
+    ready = [prepare(shape) for shape in shapes]
+    for one in ready:
+        progress(f"{one.shape.kernel} {one.shape.name}")
+        rows += measure_ours(one)
+    for peer in peers:
+        progress(peer.name)
+        for one in ready:
+            if seconds is None or time.monotonic() - begun < seconds:
+                rows.append(measure_peer(one, peer))
+            else:
+                rows.append(
+                    _row(one.shape, peer.name, None, peer.takes_tree_mask, None, "left out: no time left")
+                )
+    return Results(ceilings, verdict, rows)
+
+
+def document(results: Results) -> dict[str, Any]:
+    """The results as one JSON document."""
+    return {
+        "schema": "dflash.bench.kernels/1",
+        "environment": environment(),
+        "gate": results.gate,
+        "ceilings": results.ceilings._asdict(),
+        "rows": [asdict(row) for row in results.rows],
+    }
+
+
+def main() -> None:
+    """Measure, print the table, write the JSON that the first argument names; the second bounds the seconds."""
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else None
+    say = partial(print, file=sys.stderr, flush=True)
+    results = document(measure(gate=seconds is None, seconds=seconds, progress=say))
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(results, indent=1) + "\n")
+    print(as_text(results))
+
+
+if __name__ == "__main__":
+    main()
