@@ -17,6 +17,8 @@ DFLASH := $(PY) -m dflash
 READY := .ready-$(shell echo '$(ENV)' | cksum | cut -d' ' -f1)
 # pip draws its bars at a terminal and is silent elsewhere
 PIP := $(PY) -m pip install --disable-pip-version-check $(shell [ -t 2 ] || echo -q)
+# the other tested transformers, beside the environment's own
+OLDEST := 5.17.0
 PYTEST := $(PY) -m pytest $(ARGS)
 
 HAS_TORCH := import torch; v = torch.__version__.split('.'); raise SystemExit((int(v[0]), int(v[1])) < (2, 11))
@@ -43,6 +45,9 @@ $(READY): pyproject.toml
 	if [ -n "$$torch" ]; then echo "Installing $$torch"; $(PIP) "$$torch"; fi
 	@if $(PY) -c 'import triton' 2>/dev/null; then extra=test; else extra=dev; fi; \
 	echo "Installing dflash-toolkit with its $$extra extra"; $(PIP) -e ".[$$extra]"
+	@echo "Adding transformers $(OLDEST), which the engine's smoke test runs on"; \
+	$(PIP) --target "$$($(PY) -c 'import sys; print(sys.prefix)')/share/transformers-$(OLDEST)" \
+	  --upgrade transformers==$(OLDEST)
 	@touch $@
 
 demo: $(READY)  ## record a real model on a real prompt, replay it, look at it
