@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,13 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _STATEFUL = ("mamba_d_state", "ssm_state_size", "state_size", "linear_num_value_heads", "rwkv_version")
 _TREE = (-1, 0, 0, 1, 1, 2)
 _TRUNK = 7
+
+
+class Measured(NamedTuple):
+    """What the self-test saw, in raw logits: the largest difference, and the largest magnitude."""
+
+    worst: float
+    largest: float
 
 
 def check_config(name: str, config: Any) -> None:
@@ -42,11 +49,11 @@ def check_config(name: str, config: Any) -> None:
 
 
 @torch.inference_mode()
-def self_test(name: str, model: Any) -> float:
+def self_test(name: str, model: Any) -> Measured:
     """Score a six-node tree and compare every path with a plain forward of the same tokens.
 
     Returns:
-        The largest difference of a logit, in logits.
+        The largest difference of a logit, and the largest logit.
 
     Raises:
         SelfTestFailed: if any path disagrees by more than the dtype explains.
@@ -76,7 +83,7 @@ def self_test(name: str, model: Any) -> float:
     allowed = largest * (1e-4 if logits_are_exact(model) else 5e-2)
     if not worst <= allowed:
         raise SelfTestFailed(name, worst, allowed)
-    return worst
+    return Measured(worst, largest)
 
 
 def logits_are_exact(model: torch.nn.Module) -> bool:
@@ -84,8 +91,13 @@ def logits_are_exact(model: torch.nn.Module) -> bool:
     return next(model.parameters()).dtype in (torch.float32, torch.float64)
 
 
-def tie_tolerance(model: torch.nn.Module, measured: float) -> float:
-    """Raw-logit margin under which a choice is a near-tie: 1e-3 in fp32, else what the self-test measured,
-    twice.
+def tie_tolerance(model: torch.nn.Module, measured: Measured) -> float:
+    """Raw-logit margin under which a choice is a near-tie.
+
+    1e-3 in fp32. In 16 bits twice what the self-test measured, but at least the step between neighbouring
+    values at the largest logit: one rounding that falls the other way moves a logit by as much.
     """
-    return 1e-3 if logits_are_exact(model) else max(1e-3, 2.0 * measured)
+    if logits_are_exact(model):
+        return 1e-3
+    step = torch.finfo(next(model.parameters()).dtype).eps * measured.largest
+    return max(1e-3, 2.0 * measured.worst, step)
