@@ -30,7 +30,17 @@ def target():
     return load_target()
 
 
+_GENERATED: dict[tuple[str, int], list[int]] = {}
+
+
 def generate(target, prompt, count):
+    """transformers' own greedy answer, computed once for all drafters and shapes."""
+    if (prompt, count) not in _GENERATED:
+        _GENERATED[prompt, count] = _generate(target, prompt, count)
+    return _GENERATED[prompt, count]
+
+
+def _generate(target, prompt, count):
     tokenizer = target.tokenizer
     messages = [{"role": "user", "content": prompt}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -128,6 +138,7 @@ def test_every_recorded_decision_is_reproduced(target, record, tmp_path, policy,
     ids=str,
 )
 def test_evidence_greedy_output_is_that_of_generate(target, record, output_tokens, count, tokens, settings):
+    settings = {**settings, "lanes": 8}
     prompts = [
         f"{text} (Answer {part}.)"
         for part in ("briefly", "plainly", "politely", "at length")
