@@ -1,0 +1,51 @@
+"""Tiny models to walk with: a target, a drafter that agrees now and then, and one that hardly does."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_model import write_tiny
+
+from dflash.target.load import load_target
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def bad_folder(tmp_path_factory):
+    """The same architecture from another seed."""
+    return write_tiny(tmp_path_factory.mktemp("models") / "bad", seed=11)
+
+
+@pytest.fixture(scope="session")
+def fair_folder(tiny_folder, tmp_path_factory):
+    """The target with noise on its weights."""
+    folder = tmp_path_factory.mktemp("models") / "fair"
+    shutil.copytree(tiny_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    noise = torch.Generator().manual_seed(3)
+    noisy = {
+        name: value + 0.1 * value.std() * torch.randn(value.shape, generator=noise)
+        for name, value in weights.items()
+    }
+    save_file(noisy, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder):
+    return load_target(str(tiny_folder))
+
+
+@pytest.fixture
+def drafter_named(tiny_folder, fair_folder, bad_folder):
+    """A drafter's name with its model's folder in it."""
+    folders = {"good": tiny_folder, "fair": fair_folder, "bad": bad_folder}
+    places = {f"model:{name}": f"model:{folder}" for name, folder in folders.items()}
+    return lambda name: places.get(name, name)

@@ -1,0 +1,98 @@
+"""Replay == live: walks of one dense file against separate live runs, each with its own drafting calls."""
+
+from __future__ import annotations
+
+import draft_runs
+import pytest
+from live_rounds import live_rounds, same_rounds, walked
+
+DRAFTERS = ("ngram", "suffix", "self", "model:good", "model:fair", "model:bad")
+SHAPES = ("match:length=2", "match:branches=1", "match:length=3,branches=2", "match:length=0")
+GREEDY = (*SHAPES, "threshold:t=0.7", "greedy", "speculative:length=4", "threshold:t=0.7,length=2")
+SAMPLED = dict.fromkeys(DRAFTERS, SHAPES) | dict.fromkeys(
+    ("ngram", "suffix"), (*SHAPES, "speculative:branches=2", "speculative")
+)
+LARGEST = {"length": 5, "branches": 3, "features": False}
+
+
+def hold(target, folder, drafter, asked, temperature, policies, **given):
+    """Record dense once, then walk and run each policy; prints what was compared."""
+    common = LARGEST | {"drafter": drafter, "temperature": temperature} | given
+    dense = draft_runs.record(target, asked, folder / "dense.parquet", dense=True, **common)
+    texts = draft_runs.trunks(draft_runs.rows(dense))
+    rounds = ties = accepted = 0
+    for number, policy in enumerate(("match", *policies)):
+        path = draft_runs.record(target, asked, folder / f"live{number}.parquet", policy=policy, **common)
+        walk, live = walked(dense, policy), live_rounds(path, policy, temperature)
+        assert not walk.left
+        rounds += same_rounds(walk, live)
+        ties += walk.ties
+        accepted += sum(item.accepted for items in live.values() for item in items)
+        for name, text in draft_runs.trunks(draft_runs.rows(path)).items():
+            assert name in walk.tie or text == texts[name]
+    print(
+        f"{drafter.partition(':')[0]} T={temperature}: {len(asked)} prompts, {1 + len(policies)} policies, "
+        f"{rounds} rounds equal, {accepted} accepted, {ties} near-ties ({ties / max(rounds, 1):.2%})"
+    )
+    return rounds, ties, accepted
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_walks_are_the_live_runs(tiny, tmp_path, drafter_named, drafter):
+    policies = GREEDY[:3] + GREEDY[4:6]
+    asked = draft_runs.prompts(2)
+    rounds, _, accepted = hold(
+        tiny, tmp_path, drafter_named(drafter), asked, 0.0, policies, max_new_tokens=18
+    )
+    assert rounds > 30
+    assert accepted > 0 or drafter == "model:bad"
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_sampled_walks_are_the_live_runs(tiny, tmp_path, drafter_named, drafter):
+    policies = SAMPLED[drafter][:3] + SAMPLED[drafter][4:]
+    asked = draft_runs.prompts(2)
+    rounds, _, accepted = hold(
+        tiny, tmp_path, drafter_named(drafter), asked, 0.8, policies, max_new_tokens=18
+    )
+    assert rounds > 30
+    assert accepted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_fifty_requests_walk_as_they_run(tiny, tmp_path, drafter_named, drafter, temperature):
+    policies = GREEDY if temperature == 0 else SAMPLED[drafter]
+    given = {"max_new_tokens": 64, "lanes": 10}
+    asked = draft_runs.prompts(50)
+    rounds, ties, _ = hold(tiny, tmp_path, drafter_named(drafter), asked, temperature, policies, **given)
+    assert ties < 0.005 * rounds
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model:fair"])
+def test_a_lossy_walk_is_live_up_to_and_including_the_round_that_diverges(
+    tiny, tmp_path, drafter_named, drafter
+):
+    asked = draft_runs.prompts(4)
+    common = LARGEST | {"drafter": drafter_named(drafter), "temperature": 0.8, "max_new_tokens": 24}
+    dense = draft_runs.record(tiny, asked, tmp_path / "dense.parquet", dense=True, **common)
+    policy = "threshold:t=0.7"
+    path = draft_runs.record(tiny, asked, tmp_path / "live.parquet", policy=policy, **common)
+    walk, live = walked(dense, policy), live_rounds(path, policy, 0.8)
+    mine, theirs = (draft_runs.trunks(draft_runs.rows(file)) for file in (dense, path))
+    for name, rounds in walk.rounds.items():
+        if name in walk.tie:
+            continue
+        same = live[name][: len(rounds)]
+        assert [item[:2] for item in rounds] == [item[:2] for item in same]
+        if name not in walk.left:
+            assert mine[name] == theirs[name]
+            continue
+        # the texts part within that round, not before it
+        first = next(
+            i for i, pair in enumerate(zip(mine[name], theirs[name], strict=False)) if pair[0] != pair[1]
+        )
+        assert walk.left[name] == rounds[-1].anchor < first <= rounds[-1].anchor + rounds[-1].accepted + 1
+    if drafter == "ngram":
+        assert walk.left
