@@ -146,7 +146,14 @@ _LIMIT = 2**31 - 1
 )
 @click.option("--no-text", is_flag=True, help="Keep no prompt text in the file.")
 @click.option("--no-host", is_flag=True, help="Keep no machine name in the file.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing output.")
+@click.option(
+    "--sync-seconds",
+    type=FiniteFloat(0.0, open_minimum=True),
+    default=5.0,
+    show_default=True,
+    help="Longest time that a power cut may cost.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an existing output, or the journal of one.")
 @json_option
 def record(prompts: tuple[str, ...], prompt_file: str | None, as_json: bool, **options: Any) -> int:
     """Decode prompts speculatively and keep the scratch paper.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shlex
 import signal
 import sys
@@ -41,13 +42,27 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     if not stream:
         conversations = iter(list(session.conversations(entries, check=not options["skip_bad"])))
     answering = (bool(prompts) or typed) and not as_json
-    with _interrupts(session) as waiting:
+    with _interrupts(session) as waiting, _journal_told(session):
         recording = session.record(
             waiting(conversations) if stream else conversations,
             _write if answering else None,
             _separator(answering),
         )
     return _close(recording, as_json)
+
+
+@contextmanager
+def _journal_told(session: Session) -> Iterator[None]:
+    """Says what a recording that breaks off leaves, and what can be done with it."""
+    try:
+        yield
+    finally:
+        if session.left is not None:
+            path = shlex.quote(str(session.left))
+            warn(
+                f"the recording broke off; what it had is in {path}: `dflash recover {path}` makes a draft "
+                "file of it, and the same command with --resume goes on with it."
+            )
 
 
 def _settings(options: Mapping[str, Any]) -> RecordSettings:
@@ -81,6 +96,7 @@ def _settings(options: Mapping[str, Any]) -> RecordSettings:
         keep_text=not options["no_text"],
         keep_host=not options["no_host"],
         overwrite=options["overwrite"],
+        sync_seconds=options["sync_seconds"],
     )
 
 
@@ -169,6 +185,8 @@ def _interrupts(
 
     def waiting(conversations: Iterator[ChatConversation]) -> Iterator[ChatConversation]:
         while True:
+            if _idle():
+                session.sync()
             state["waiting"] = True
             try:
                 conversation = next(conversations, None)
@@ -183,6 +201,14 @@ def _interrupts(
         yield waiting
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _idle() -> bool:
+    """Whether nothing has arrived on stdin yet."""
+    try:
+        return not select.select([sys.stdin], [], [], 0)[0]
+    except (OSError, ValueError):
+        return False
 
 
 def _close(recording: Recording, as_json: bool) -> int:

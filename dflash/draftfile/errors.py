@@ -31,6 +31,17 @@ class OutputExists(WriteError):
         super().__init__(f"{path} exists already; choose another output or pass --overwrite.")
 
 
+class JournalExists(OutputExists):
+    """An earlier recording of the same output broke off, and what it had is not saved yet."""
+
+    def __init__(self, path: Path) -> None:
+        Exception.__init__(
+            self,
+            f"{path} holds a recording that broke off: `dflash recover {path}` makes a draft file of it, "
+            "--resume goes on with it, --overwrite throws it away.",
+        )
+
+
 class OutputIsFolder(WriteError):
     def __init__(self, path: Path) -> None:
         super().__init__(f"Expected the name of a file to write, found the folder {path}.")

@@ -6,6 +6,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,12 +15,14 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from dflash.draftfile.columns import FORMAT_VERSION, arrow_schema
-from dflash.draftfile.errors import FolderNotWritable, OutputExists, SchemaRefused
+from dflash.draftfile.errors import FolderNotWritable, JournalExists, SchemaRefused, WriteFailed
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.metadata import seal
 from dflash.draftfile.publish import sync_folder, writing
 
 SYNC_SECONDS = 5.0
+# a batch of a usual request goes to the system in one piece
+BUFFER = 1 << 20
 REQUEST, CHECK = b"request_id", b"crc32"
 
 
@@ -43,9 +46,12 @@ class Journal:
         sync_seconds: Longest time between two syncs while rounds come in.
         run_id, part, parts: As for `DraftFileWriter`, which a recovery needs.
 
+    Attributes:
+        batches: Written so far, closings included.
+
     Raises:
         HeaderInvalid: The header breaks `schemas/header_v1.schema.json`.
-        OutputExists, FolderNotWritable: The journal cannot be written.
+        JournalExists, FolderNotWritable: The journal cannot be written.
     """
 
     def __init__(
@@ -64,13 +70,17 @@ class Journal:
         features = Header.parse(text).features["mode"] != "none"
         self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
         try:
-            self._file = self.path.open("xb", buffering=0)
+            self._file = self.path.open("xb", buffering=BUFFER)
         except FileExistsError as error:
-            raise OutputExists(self.path) from error
+            raise JournalExists(self.path) from error
         except OSError as error:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._file, "w"), self._schema)
+        self._closing = pa.RecordBatch.from_arrays(
+            [pa.array([], field.type) for field in self._schema], schema=self._schema
+        )
         self._sync_seconds, self._clock = sync_seconds, clock
+        self._dirty, self._broken, self.batches = True, False, 0
         self.sync()
         sync_folder(self.path.parent)
 
@@ -99,22 +109,40 @@ class Journal:
 
     def close_request(self, request_id: str) -> None:
         """Marks a request as complete: a batch without rows."""
-        columns = [pa.array([], field.type) for field in self._schema]
-        self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema), request_id)
+        self._write(self._closing, request_id)
         self._sync_if_due()
+
+    @property
+    def due(self) -> bool:
+        """Whether the last sync is `sync_seconds` ago."""
+        return self._clock() - self._synced >= self._sync_seconds
 
     def sync(self) -> None:
         """Makes everything so far survive a power cut."""
-        with writing(self.path):
-            os.fsync(self._file.fileno())
-        self._synced = self._clock()
+        if self._dirty:
+            with writing(self.path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        self._synced, self._dirty = self._clock(), False
 
     def close(self) -> None:
-        """Ends the stream and keeps the journal. Harmless when closed already."""
-        if not self._file.closed:
-            self._stream.close()
-            self.sync()
-            self._file.close()
+        """Ends the stream and keeps the journal. Harmless when closed already.
+
+        Raises:
+            WriteFailed: The disk is full, or refuses otherwise; the journal is closed all the same.
+        """
+        if self._file.closed:
+            return
+        try:
+            if not self._broken:
+                with writing(self.path):
+                    self._stream.close()
+                self._dirty = True
+                self.sync()
+        finally:
+            # what could not be written is tried once more by a buffered file, and fails once more
+            with suppress(OSError):
+                self._file.close()
 
     def delete(self) -> None:
         """Removes the journal, once the file that it stands for is published."""
@@ -124,11 +152,17 @@ class Journal:
     def _write(self, batch: pa.RecordBatch, request_id: str) -> None:
         name = request_id.encode()
         notes = {REQUEST: name, CHECK: batch_check(name, batch)}
+        if self._broken:
+            raise WriteFailed(self.path, "an earlier write failed, and nothing after it could be read back")
+        self._dirty, self._broken = True, True
         with writing(self.path):
             self._stream.write_batch(batch, custom_metadata=notes)
+            self._file.flush()
+        self._broken = False
+        self.batches += 1
 
     def _sync_if_due(self) -> None:
-        if self._clock() - self._synced >= self._sync_seconds:
+        if self.due:
             self.sync()
 
 

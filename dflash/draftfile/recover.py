@@ -127,12 +127,12 @@ def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
         overwrite=overwrite,
     ) as writer:
         for entry in reader.entries():
-            table = entry.table if entry.closed else mark_interrupted(entry.table)
             if damage := _damage(entry, limits, seen):
                 dropped[entry.request_id] = damage
                 continue
             seen.add(entry.request_id)
-            writer.write_request(table)
+            # a round that was journaled before its request was interrupted does not say so yet
+            writer.write_request(mark_interrupted(entry.table))
             closed += entry.closed
             interrupted += [] if entry.closed else [entry.request_id]
         lost = {"torn_bytes": reader.torn_bytes, "dropped": dropped} if reader.torn_bytes or dropped else None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from dflash.draftfile.errors import DraftFileError
+from dflash.draftfile.journal import Journal
 from dflash.draftfile.rows import RequestRows
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.dense import DENSE
@@ -17,10 +21,18 @@ from dflash.engine.lane import Lane, Truncation
 
 @dataclass(slots=True)
 class _Open:
-    """A request being recorded; its newest row waits, because how it ended may still change."""
+    """A request being recorded; its first `journaled` rows are in the journal."""
 
-    rows: RequestRows
-    newest: Row | None = None
+    request_id: str
+    rows: list[Row] = field(default_factory=list)
+    journaled: int = 0
+
+    def table(self, start: int, features: bool) -> pa.Table:
+        """The rows from `start` on."""
+        rows = RequestRows(self.request_id, features=features)
+        for row in self.rows[start:]:
+            rows.append(row)
+        return rows.table()
 
 
 @dataclass(slots=True)
@@ -38,12 +50,30 @@ class Totals:
         """Accepted nodes + 1 per live round; None without rounds."""
         return None if self.rounds == 0 else (self.accepted + self.rounds) / self.rounds
 
+    def add(self, table: pa.Table) -> None:
+        """Count one request."""
+        kinds = table.column("kind").to_pylist()
+        accepted = table.column("accepted_nodes").combine_chunks().value_lengths().to_pylist()
+        self.requests += 1
+        self.rounds += kinds.count(0)
+        self.accepted += sum(count for kind, count in zip(kinds, accepted, strict=True) if kind == 0)
+        emitted = [count for count in table.column("emitted").to_pylist() if count is not None]
+        self.emitted += sum(emitted)
+        reason = table.column("truncated_by")[len(emitted) - 1].as_py()
+        self.finish[reason] = self.finish.get(reason, 0) + 1
+
 
 class Recorder:
-    """A sink of the engine that writes a draft file."""
+    """A sink of the engine that writes a draft file, and its journal until the file is there.
 
-    def __init__(self, writer: DraftFileWriter, *, keep_text: bool = True, features: bool = False) -> None:
+    Rounds go to the journal a table a request at a time, when a sync is due or the request closes.
+    """
+
+    def __init__(
+        self, writer: DraftFileWriter, journal: Journal, *, keep_text: bool = True, features: bool = False
+    ) -> None:
         self.writer = writer
+        self.journal = journal
         self.keep_text = keep_text
         self.features = features
         self.totals = Totals()
@@ -54,26 +84,30 @@ class Recorder:
 
     def opened(self, lane: Lane) -> None:
         """Start the rows of a lane's request."""
-        self._open[lane.index] = _Open(RequestRows(lane.request.request_id, features=self.features))
+        self._open[lane.index] = _Open(lane.request.request_id)
 
     def row(self, lane: Lane, row: Row) -> None:
         """Take one round."""
-        request = self._open[lane.index]
-        if request.newest is not None:
-            request.rows.append(_ended(request.newest) if row["kind"] == DENSE else request.newest)
+        rows = self._open[lane.index].rows
+        if rows and row["kind"] == DENSE:
+            rows[-1] = _ended(rows[-1])
         if not self.keep_text:
             row = {**row, "prompt_text": None}
-        request.newest = {**row, "started_at": datetime.now(UTC)}
+        rows.append({**row, "started_at": datetime.now(UTC)})
+        if self.journal.due:
+            self.sync()
 
     def closed(self, lane: Lane) -> None:
         """Queue a finished request; one that was interrupted says so in its last row."""
         request = self._open.pop(lane.index)
-        if request.newest is None:
+        if not request.rows:
             return
-        request.rows.append(_ended(request.newest))
-        table = request.rows.table()
-        self._count(table)
+        request.rows[-1] = _ended(request.rows[-1])
+        table = request.table(0, self.features)
+        self.totals.add(table)
         self._waiting.setdefault(lane.request.order, []).append(table)
+        self.journal.append(request.request_id, table.slice(request.journaled))
+        self.journal.close_request(request.request_id)
 
     def ended(self, order: int) -> None:
         """A prompt has no more requests: write it as soon as all prompts before it are written."""
@@ -83,26 +117,36 @@ class Recorder:
             self._write(self._next)
             self._next += 1
 
+    def sync(self) -> None:
+        """Make everything so far survive a power cut, the rounds of open requests included."""
+        for request in self._open.values():
+            if len(request.rows) > request.journaled:
+                table = request.table(request.journaled, self.features)
+                request.journaled = len(request.rows)
+                self.journal.append(request.request_id, table)
+        self.journal.sync()
+
     def finish(self, run_status: Any = "finished", lost: dict[str, Any] | None = None) -> Published:
-        """Write what still waits and publish the file."""
+        """Write what still waits and publish the file; the journal is not needed any more."""
+        self.journal.sync()
         for order in sorted(self._waiting):
             self._write(order)
-        return self.writer.finish(run_status, lost)
+        return self.writer.finish(run_status, lost, self.journal)
+
+    def leave(self) -> Path | None:
+        """Close the journal of a run that broke off; it goes if it is empty, else this is where it is."""
+        with suppress(DraftFileError):
+            self.sync()
+        with suppress(DraftFileError):
+            self.journal.close()
+        if self.journal.batches:
+            return self.journal.path
+        self.journal.delete()
+        return None
 
     def _write(self, order: int) -> None:
         for table in self._waiting.pop(order, ()):
             self.writer.write_request(table)
-
-    def _count(self, table: pa.Table) -> None:
-        kinds = table.column("kind").to_pylist()
-        accepted = table.column("accepted_nodes").combine_chunks().value_lengths().to_pylist()
-        self.totals.requests += 1
-        self.totals.rounds += kinds.count(0)
-        self.totals.accepted += sum(count for kind, count in zip(kinds, accepted, strict=True) if kind == 0)
-        emitted = [count for count in table.column("emitted").to_pylist() if count is not None]
-        self.totals.emitted += sum(emitted)
-        reason = table.column("truncated_by")[len(emitted) - 1].as_py()
-        self.totals.finish[reason] = self.totals.finish.get(reason, 0) + 1
 
 
 def _ended(row: Row) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -12,6 +12,8 @@ from typing import Any
 
 from dflash.drafters.base import Drafter, DraftShape, ProposalKind
 from dflash.drafters.build import WITH_LAW, DraftSettings, Part, build_drafter, parse_drafter
+from dflash.draftfile.errors import JournalExists
+from dflash.draftfile.journal import SYNC_SECONDS, Journal, journal_path
 from dflash.draftfile.publish import Publication
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Defaults, Ordinals
@@ -56,6 +58,7 @@ class RecordSettings:
     keep_text: bool = True
     keep_host: bool = True
     overwrite: bool = False
+    sync_seconds: float = SYNC_SECONDS
 
     def __post_init__(self) -> None:
         parse_drafter(self.drafter)
@@ -121,18 +124,27 @@ def check_output(path: Path, overwrite: bool) -> None:
 
     Raises:
         OutputExists, OutputBusy, FolderNotWritable: see `draftfile.publish.Publication`.
+        JournalExists: An earlier recording of the same output broke off.
     """
     Publication(path, overwrite=overwrite).discard()
+    if not overwrite and journal_path(path).exists():
+        raise JournalExists(journal_path(path))
 
 
 class Session:
-    """The parts of one recording, wired together."""
+    """The parts of one recording, wired together.
+
+    Attributes:
+        left: The journal of a recording that broke off.
+    """
 
     def __init__(self, target: Target, settings: RecordSettings) -> None:
         self.target = target
         self.settings = settings
         self.stop = threading.Event()
         self.lost: list[PromptError] = []
+        self.left: Path | None = None
+        self._recorder: Recorder | None = None
         self._reader_left = False
         self._ordinals = Ordinals()
         vocabulary = int(target.model.config.get_text_config().vocab_size)
@@ -172,27 +184,60 @@ class Session:
     ) -> Recording:
         """Decode, and publish what was recorded: all of it, or up to where `stop` was set or the reader left.
 
+        What was recorded before any other error stays in the journal, `left`.
+
         Raises:
             BrokenPipeError: The reader of the streamed text left; the file is finished first.
         """
         settings = self.settings
         header = build_header(self.target, self.drafter, self._run_settings())
+        run_id = secrets.token_hex(8)
         started = perf_counter()
-        with DraftFileWriter(
-            settings.output, header, run_id=secrets.token_hex(8), overwrite=settings.overwrite
-        ) as writer:
-            recorder = Recorder(writer, keep_text=settings.keep_text, features=bool(self.taps))
-            tell = None if on_text is None else self._guarded(on_text)
+        with DraftFileWriter(settings.output, header, run_id=run_id, overwrite=settings.overwrite) as writer:
+            recorder = self._recorder = Recorder(
+                writer, self._journal(header, run_id), keep_text=settings.keep_text, features=bool(self.taps)
+            )
             try:
-                for lane in self.engine.run(conversations, recorder, tell, self.stop.is_set):
-                    on_request(lane)
-            except KeyboardInterrupt:
-                self.stop.set()
-            interrupted = self.stop.is_set()
-            published = recorder.finish("interrupted" if interrupted else "finished")
+                self._decode(conversations, recorder, on_text, on_request)
+                interrupted = self.stop.is_set()
+                published = recorder.finish("interrupted" if interrupted else "finished")
+            except BaseException:
+                self.left = recorder.leave()
+                raise
+            finally:
+                self._recorder = None
         if self._reader_left:
             raise BrokenPipeError
         return Recording(published, recorder.totals, perf_counter() - started, interrupted, self.lost)
+
+    def sync(self) -> None:
+        """Make what was recorded so far survive a power cut: nothing will be recorded for a while."""
+        if self._recorder is not None:
+            self._recorder.sync()
+
+    def _decode(
+        self,
+        conversations: Iterable[ChatConversation],
+        recorder: Recorder,
+        on_text: Callable[[str], None] | None,
+        on_request: Callable[[Lane], None],
+    ) -> None:
+        tell = None if on_text is None else self._guarded(on_text)
+        try:
+            for lane in self.engine.run(conversations, recorder, tell, self.stop.is_set):
+                on_request(lane)
+        except KeyboardInterrupt:
+            self.stop.set()
+        except BrokenPipeError:
+            self._reader_left = True
+            self.stop.set()
+
+    def _journal(self, header: Mapping[str, Any], run_id: str) -> Journal:
+        settings = self.settings
+        path = journal_path(settings.output)
+        if settings.overwrite:
+            path.unlink(missing_ok=True)
+        return Journal(path, header, settings.sync_seconds, run_id=run_id)
 
     def _guarded(self, on_text: Callable[[str], None]) -> Callable[[str], None]:
         """`on_text`, but a reader that left stops the run between two rounds instead of inside of one."""
