@@ -63,6 +63,7 @@ demo: $(READY)  ## record a real model on a real prompt, replay it, look at it
 	$(DFLASH) record "Explain rainbows to a child." --drafter self --temperature 0.8 --max-new-tokens 24 \
 	  -o demo/self.parquet --overwrite
 	$(DFLASH) replay demo/self.parquet --check
+	$(DFLASH) diff demo/ngram.parquet demo/self.parquet --limit 3 || [ $$? = 1 ]
 
 test: $(READY)  ## run the tests that need no GPU, the slow ones too
 	$(PYTEST)

@@ -42,6 +42,8 @@ def diff(
     read = columns.read(a), columns.read(b)
     for chunk in chunks(a, b, read, found.requests.by, found.requests.left, progress):
         found.add(chunk)
+        # the next row group is read before the loop lets go of it
+        del chunk
     return _close(a, b, found, found.acceptance.report(), columns, "rows")
 
 

@@ -16,8 +16,9 @@ from dflash.diff.keys import Key, KeyReader, Place, PromptKey
 from dflash.diff.room import WaitingRoom
 from dflash.draftfile.run import Run
 
-CHUNK_ROWS = 4096
-IN_MEMORY = 2**26
+CHUNK_ROWS = 1024
+_PACKING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+IN_MEMORY = 2**24
 
 
 class Chunk(NamedTuple):
@@ -45,6 +46,7 @@ class _Side:
     requests: int = 0
     ended: bool = False
     table: pa.Table | None = None
+    packed: pa.Buffer | None = None
     fresh: dict[Key, Place] = field(default_factory=dict)
 
     def advance(self) -> None:
@@ -52,11 +54,29 @@ class _Side:
         for key, place in self.fresh.items():
             self.room.put(key, place.name, self._slice(place))
         self.fresh, self.table = {}, None
+        # Arrow keeps freed memory for itself, as much as a row group each time
+        pa.default_memory_pool().release_unused()
         self.table = next(self.tables, None)
+        pa.default_memory_pool().release_unused()
         self.ended = self.table is None
         if self.table is not None:
             self.fresh = {place.key: place for place in self.keys.places(self.table)}
             self.requests += len(self.fresh)
+
+    def pack(self) -> None:
+        """Hold the row group compressed while the other side reads, which takes three times its size."""
+        if self.table is not None and self.fresh:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, self.table.schema, options=_PACKING) as writer:
+                writer.write_table(self.table)
+            self.packed = sink.getvalue()
+        self.table = None
+
+    def unpack(self) -> None:
+        """Have the row group at hand again."""
+        if self.packed is not None:
+            self.table = pa.ipc.open_stream(self.packed).read_all()
+            self.packed = None
 
     def has(self, key: Key) -> bool:
         return key in self.fresh or key in self.room
@@ -67,6 +87,16 @@ class _Side:
             table = self.room.take(key)[1]
             return _Rows(table, 0, table.num_rows)
         return _Rows(self.table, place.row, place.rows)
+
+    def rows(self, key: Key) -> int:
+        """How many rows a request has that is at hand; 0 for one that waits."""
+        place = self.fresh.get(key)
+        return place.rows if place else 0
+
+    def forget(self) -> None:
+        """Let go of a row group of which everything was taken."""
+        if not self.fresh:
+            self.table = None
 
     def _slice(self, place: Place) -> pa.Table:
         assert self.table is not None
@@ -108,8 +138,10 @@ def chunks(
         while not all(side.ended for side in sides):
             open_sides = [side for side in sides if not side.ended]
             side = min(open_sides, key=lambda side: side.requests)
-            side.advance()
             other = sides[1] if side is sides[0] else sides[0]
+            other.pack()
+            side.advance()
+            other.unpack()
             yield from _matched(sides, [key for key in side.fresh if other.has(key)])
             progress()
         leftovers.a, leftovers.b = sides[0].names, sides[1].names
@@ -121,15 +153,24 @@ def _spool() -> SpooledTemporaryFile[bytes]:
 
 
 def _matched(sides: Sequence[_Side], keys: Sequence[Key]) -> Iterator[Chunk]:
+    for some in _portions(sides, keys):
+        yield Chunk(*(_block([side.take(key) for key in some]) for side in sides))
+    for side in sides:
+        side.forget()
+
+
+def _portions(sides: Sequence[_Side], keys: Sequence[Key]) -> Iterator[list[Key]]:
+    """Split requests so that about CHUNK_ROWS rows come together."""
+    some: list[Key] = []
     rows = 0
-    waiting: list[list[_Rows]] = [[], []]
-    for index, key in enumerate(keys):
-        for side, found in zip(sides, waiting, strict=True):
-            found.append(side.take(key))
-        rows += max(found[-1].rows for found in waiting)
-        if rows >= CHUNK_ROWS or index == len(keys) - 1:
-            yield Chunk(*(_block(found) for found in waiting))
-            rows, waiting = 0, [[], []]
+    for key in keys:
+        some.append(key)
+        rows += max(side.rows(key) for side in sides)
+        if rows >= CHUNK_ROWS:
+            yield some
+            some, rows = [], 0
+    if some:
+        yield some
 
 
 def _block(requests: Sequence[_Rows]) -> Block:

@@ -69,11 +69,17 @@ class DraftFile:
             if name not in self.schema.names:
                 raise ColumnUnknown(self.path, name, self.schema.names)
         limits, seen, rows = Limits.of(self.header), set[str](), 0
-        for group, table in enumerate(self._groups(names)):
+        group = 0
+        for table in self._groups(names):
+            # decoding leaves as much freed memory with Arrow as the row group takes
+            pa.default_memory_pool().release_unused()
             check_rows(table, limits, Place(self.path, group))
             seen |= check_requests(table, seen, Place(self.path, group))
-            rows += table.num_rows
-            yield table
+            rows, group = rows + table.num_rows, group + 1
+            # a suspended generator would keep the row group while its reader goes on
+            held = [table]
+            del table
+            yield held.pop()
         if rows != self.rows:
             raise RowsDisagree(f"{self.rows} rows", f"{rows}", self.path)
 

@@ -69,7 +69,10 @@ class Run:
             for table in file.tables(columns):
                 if "request_id" in table.column_names:
                     _claim(owner, table["request_id"].unique().to_pylist(), file.path)
-                yield table
+                # as in `DraftFile.tables`
+                held = [table]
+                del table
+                yield held.pop()
 
 
 def open_run(paths: Sequence[Path | str]) -> Run:

@@ -241,8 +241,7 @@ def test_markdown_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert "<script>" not in re.sub(r"\\.", "", out)
     cells = [
-        (len(re.sub(r"\\\\.", "", line).split("|")) if line.startswith("|") else 0)
-        for line in out.splitlines()
+        (len(re.sub(r"\\.", "", line).split("|")) if line.startswith("|") else 0) for line in out.splitlines()
     ]
     assert any(cells)
     assert all(left == right for left, right in itertools.pairwise(cells) if left and right)
