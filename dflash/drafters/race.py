@@ -74,4 +74,4 @@ def _log_minus(log_a: float, log_b: float) -> float:
     """log(exp(a) - exp(b)); -inf when nothing is left."""
     if log_b >= log_a:
         return -np.inf
-    return log_a + float(np.log1p(-np.exp(log_b - log_a)))
+    return log_a + float(np.log(-np.expm1(log_b - log_a)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from dflash.policy.context import DraftSampling
 from dflash.policy.noise import parse_rng_key
 
 Row = Mapping[str, Any]
-Place = tuple[tuple[int, int] | None, bytes]
+Noise = tuple[tuple[int, int], float]
+Place = tuple[Noise | None, bytes]
 
 _COLUMNS = (
     "request_id",
@@ -27,6 +29,7 @@ _COLUMNS = (
     "request_info",
     "node_token",
     "node_parent",
+    "node_source",
     "node_rank",
     "node_logq",
     "node_draft_gap",
@@ -50,7 +53,7 @@ def trunks(file: DraftFile) -> Iterator[list[int]]:
 
 
 class StoredDrafter(Drafter):
-    """Looks an anchor up by the trunk below it, and under sampled proposals by the request's noise key too.
+    """Looks an anchor up by the trunk below it; sampled proposals also by the request's key and temperature.
 
     The shape that is asked for is cut out of the stored tree. Where a live and a dense row stand at one
     anchor, the larger tree is kept. An anchor that was never drafted from gets an empty proposal.
@@ -62,8 +65,7 @@ class StoredDrafter(Drafter):
         self.file = open_draft_file(path)
         self.name = f"file:{path.name}"
         header = self.file.header
-        kinds = {ProposalKind(drafter["proposal"]) for drafter in header.drafters}
-        super().__init__(kinds.pop() if len(kinds) == 1 else ProposalKind.DETERMINISTIC)
+        super().__init__(ProposalKind.of_union(ProposalKind(each["proposal"]) for each in header.drafters))
         self.store_topk = min(store_topk, header.store_topk)
         self.hits = self.misses = 0
         self._rows: dict[Place, Row] = {}
@@ -73,21 +75,22 @@ class StoredDrafter(Drafter):
                     self._keep(trunk, row)
 
     def _keep(self, trunk: Sequence[int], row: Row) -> None:
-        place = self._place(row["key"], trunk, row["anchor_position"])
+        place = self._place(row["noise"], trunk, row["anchor_position"])
         kept = self._rows.get(place)
         if kept is None or len(kept["node_token"]) < len(row["node_token"]):
             self._rows[place] = row
 
-    def _place(self, key: tuple[int, int], trunk: Sequence[int], position: int) -> Place:
+    def _place(self, noise: Noise, trunk: Sequence[int], position: int) -> Place:
         below = np.asarray(trunk[: position + 1], dtype="<i4").tobytes()
-        return (None if self.kind is ProposalKind.DETERMINISTIC else key), hashlib.sha256(below).digest()
+        return (None if self.kind is ProposalKind.DETERMINISTIC else noise), hashlib.sha256(below).digest()
 
     def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
         """The stored tree of each anchor, cut to `shape`."""
         return [self._propose(anchor, shape) for anchor in anchors]
 
     def _propose(self, anchor: Anchor, shape: DraftShape) -> Proposal:
-        row = self._rows.get(self._place(anchor.key, anchor.trunk, anchor.position))
+        noise = (anchor.key, anchor.temperature)
+        row = self._rows.get(self._place(noise, anchor.trunk, anchor.position))
         if row is None:
             self.misses += 1
             return Proposal()
@@ -107,6 +110,7 @@ class StoredDrafter(Drafter):
                     draft_gap=row["node_draft_gap"][node],
                     margin=row["node_margin"][node],
                     confidence=row["node_confidence"][node],
+                    source=row["node_source"][node],
                 )
         self._expanded(row, proposal, index, sampling)
         return proposal
@@ -124,7 +128,7 @@ class StoredDrafter(Drafter):
             proposal.lse[here] = row["draft_lse"][slot]
             proposal.topk_tokens[here] = tokens[: self.store_topk]
             proposal.topk_logits[here] = logits[: self.store_topk]
-            if sampling.temperature > 0:
+            if sampling.temperature > 0 and self.kind is not ProposalKind.MIXED:
                 law = slot_law(logits.astype(np.float64), sampling)
                 proposal.law[here] = SlotLaw(tokens[law.tokens].astype(np.int64), law.log_q)
 
@@ -132,15 +136,19 @@ class StoredDrafter(Drafter):
         """How q was made, from the file's header."""
         if temperature == 0 or self.kind is ProposalKind.DETERMINISTIC:
             return DraftSampling(0.0)
-        stored = self.file.header.drafters[0]
+        stored = next(each for each in self.file.header.drafters if each["draft_temperature"] is not None)
         drawn = temperature if stored.get("draft_follows_target") else stored["draft_temperature"]
         return DraftSampling(float(drawn), stored["draft_top_k"] or 0, float(stored["draft_top_p"]))
 
     def header(self) -> dict[str, Any]:
-        """The stored drafter's own entry, by whom it came and from which content."""
-        stored = dict(self.file.header.drafters[0]) if self.file.header.drafters else {}
+        """The first stored drafter's entry; see `headers`."""
+        return self.headers()[0]
+
+    def headers(self) -> list[dict[str, Any]]:
+        """The stored drafters' own entries, by whom they came and from which content."""
         came = {"name": self.name, "stored_in": self.file.content_digest}
-        return entry(self.name, self.family, self.kind, cuts=["length", "branches"]) | stored | came
+        nobody = entry(self.name, self.family, self.kind, cuts=["length", "branches"])
+        return [nobody | stored | came for stored in self.file.header.drafters or ({},)]
 
 
 def _depths_and_branches(parents: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -163,24 +171,25 @@ def _depths_and_branches(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def _requests(file: DraftFile, columns: Sequence[str]) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-    """Each request's whole trunk and its rows; every row gets the request's noise key as `key`."""
+    """Each request's whole trunk and its rows; every row gets its key and temperature as `noise`."""
     for table in file.tables(list(columns)):
         request: list[dict[str, Any]] = []
         for row in table.to_pylist():
             if request and row["request_id"] != request[0]["request_id"]:
                 yield _trunk(request), request
                 request = []
-            request.append(row)
-            info = request[0].get("request_info")
-            row["key"] = parse_rng_key(_rng_key(info)) if info else (0, 0)
+            if not request:
+                noise = _noise(row.get("request_info"))
+            request.append(row | {"noise": noise})
         if request:
             yield _trunk(request), request
 
 
-def _rng_key(info: str) -> str:
-    import json
-
-    return str(json.loads(info)["rng_key"])
+def _noise(info: str | None) -> Noise:
+    if info is None:
+        return (0, 0), 0.0
+    facts = json.loads(info)
+    return parse_rng_key(str(facts["rng_key"])), float(facts["sampling"]["temperature"])
 
 
 def _trunk(rows: Sequence[Row]) -> list[int]:

@@ -8,23 +8,25 @@ from typing import Any
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, ProposalKind
 
 NODE_BUDGET = 64
+Path = tuple[int, ...]
 
 
 class UnionDrafter(Drafter):
     """Proposes what each of its drafters proposes, in their order.
 
     A path that two drafters share is there once, under the first of them. At most 64 nodes are kept, which is
-    what one verification takes; a node is dropped only with all nodes below it. Drafters of different
-    proposal kinds serve only rules that emit the target's choice.
+    what one verification takes: the shallowest, so that a shorter union is this one, cut. Where a drafter
+    samples, siblings follow no single law, which serves only rules that emit the target's choice.
     """
 
     family = "union"
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
-        kinds = {drafter.kind for drafter in drafters}
-        super().__init__(kinds.pop() if len(kinds) == 1 else ProposalKind.MIXED)
+        super().__init__(ProposalKind.of_union(drafter.kind for drafter in drafters))
         self.drafters = tuple(drafters)
         self.name = "+".join(drafter.name for drafter in drafters)
+        entries = [len(drafter.headers()) for drafter in drafters]
+        self._first_source = [sum(entries[:place]) for place in range(len(entries))]
 
     def open(self, lane: int) -> None:
         """Start a request in every drafter."""
@@ -34,7 +36,7 @@ class UnionDrafter(Drafter):
     def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
         """The union of all drafters' trees at each anchor."""
         each = [drafter.propose(anchors, shape) for drafter in self.drafters]
-        return [_merged(proposals) for proposals in zip(*each, strict=True)]
+        return [_merged(proposals, self._first_source) for proposals in zip(*each, strict=True)]
 
     def header(self) -> dict[str, Any]:
         """A union has no entry of its own; see `headers`."""
@@ -46,24 +48,35 @@ class UnionDrafter(Drafter):
         return [entry | {"cuts": ["length"]} for drafter in self.drafters for entry in drafter.headers()]
 
 
-def _merged(proposals: Sequence[Proposal]) -> Proposal:
+def _merged(proposals: Sequence[Proposal], first_source: Sequence[int]) -> Proposal:
+    kept = _shallowest(proposals)
     union = Proposal()
-    places: dict[tuple[int, int], int] = {}
-    for source, proposal in enumerate(proposals):
-        index: dict[int, int] = {-1: -1}
-        for node, parent in enumerate(proposal.parents):
-            if parent not in index:
-                continue
-            place = (index[parent], proposal.tokens[node])
-            if place not in places and len(union) < NODE_BUDGET:
-                places[place] = _copy(union, proposal, node, index[parent], source)
-            if place in places:
-                index[node] = places[place]
-        _keep_slots(union, proposal, index)
+    places: dict[Path, int] = {(): -1}
+    for first, proposal in zip(first_source, proposals, strict=True):
+        paths = _paths(proposal)
+        for node, path in enumerate(paths):
+            if path in kept and path not in places:
+                places[path] = _copy(union, proposal, node, places[path[:-1]], first)
+        index = {node: places[path] for node, path in enumerate(paths) if path in places}
+        _keep_slots(union, proposal, {-1: -1} | index)
     return union
 
 
-def _copy(union: Proposal, proposal: Proposal, node: int, parent: int, source: int) -> int:
+def _shallowest(proposals: Sequence[Proposal]) -> set[Path]:
+    """The paths that fit the budget: shorter ones first, then in the order of the drafters."""
+    every = dict.fromkeys(path for proposal in proposals for path in _paths(proposal))
+    return set(sorted(every, key=len)[:NODE_BUDGET])
+
+
+def _paths(proposal: Proposal) -> list[Path]:
+    """Tokens from the anchor to each node."""
+    paths: list[Path] = []
+    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+def _copy(union: Proposal, proposal: Proposal, node: int, parent: int, first_source: int) -> int:
     return union.add(
         proposal.tokens[node],
         parent,
@@ -72,7 +85,7 @@ def _copy(union: Proposal, proposal: Proposal, node: int, parent: int, source: i
         draft_gap=proposal.draft_gap[node],
         margin=proposal.margin[node],
         confidence=proposal.confidence[node],
-        source=source,
+        source=first_source + proposal.source[node],
     )
 
 

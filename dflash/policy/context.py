@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -14,7 +14,7 @@ CoinSource = Callable[[Rounds, Purpose], F64]
 
 
 class Proposal(StrEnum):
-    """What law the drafted tokens were drawn from; `mixed` where the drafters of a union differ."""
+    """What law the drafted tokens were drawn from; `mixed` where those of a union follow no single law."""
 
     DETERMINISTIC = "deterministic"
     SHARED = "shared"
@@ -26,6 +26,17 @@ class Proposal(StrEnum):
     def with_replacement(self) -> bool:
         """Whether siblings are drawn independently, so that one token may be drawn twice."""
         return self is Proposal.IID
+
+    @classmethod
+    def of_union(cls, kinds: Iterable[Proposal]) -> Proposal:
+        """Return the kind of a tree to which drafters of these kinds add their nodes, duplicates merged.
+
+        Siblings of two sampled drafters are drawn from two laws, even where both are of one kind.
+        """
+        each = list(kinds)
+        if all(kind is cls.DETERMINISTIC for kind in each):
+            return cls.DETERMINISTIC
+        return each[0] if len(each) == 1 else cls.MIXED
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +90,10 @@ def context_from_header(header: Mapping[str, Any], temperature: float | None = N
     """
     target = float(header["sampling"]["temperature"] if temperature is None else temperature)
     drafters = header["drafters"]
-    kinds = {Proposal(drafter["proposal"]) for drafter in drafters} or {Proposal.DETERMINISTIC}
     rule = header["policy"].get("rule", {})
     return RuleContext(
         temperature=target,
-        proposal=kinds.pop() if len(kinds) == 1 else Proposal.MIXED,
+        proposal=Proposal.of_union(Proposal(drafter["proposal"]) for drafter in drafters),
         q_complete=bool(header["q_complete"]),
         draft=_draft_sampling(drafters[0], target) if drafters else DraftSampling(),
         recorded_rule=rule.get("name"),
