@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dflash.kernels.ancestors import MAX_NODES
-from dflash.kernels.attention_checks import Impl, require_device
+from dflash.kernels.attention_checks import Impl, check_choice, require_device
 from dflash.kernels.errors import DeviceRefused, DtypeRefused, LayoutRefused, ShapeRefused
 from dflash.kernels.philox import philox_words
 
@@ -25,7 +25,7 @@ class Sampled(NamedTuple):
     logq: Tensor
     """float32 `[lanes, nodes]`: log q as drawn; 0 for deterministic proposals."""
     residual: Tensor
-    """int32 `[lanes, nodes]`: what is emitted if this node and its earlier siblings fail and it is the last."""
+    """int32 `[lanes, nodes]`: what is emitted if this node fails and is the last of its siblings."""
     keys: Tensor
     """int32 `[lanes, 2]`: the bits of the request's Philox key."""
     positions: Tensor
@@ -166,10 +166,12 @@ def _launch(
     path = torch.empty_like(tokens)
     spec = sampled or Sampled(tokens, tokens, tokens, tokens, tokens)
     accept_lane[(lanes,)](
-        tokens, parents, words, choices, tokens if logp is None else logp, spec.logp, spec.logq, spec.residual,
-        spec.keys, spec.positions, tokens if spec.paths is None else spec.paths, count, path, bonus, slot, nodes,
+        tokens, parents, words, choices, tokens if logp is None else logp, spec.logp, spec.logq,
+        spec.residual, spec.keys, spec.positions, tokens if spec.paths is None else spec.paths,
+        count, path, bonus, slot, nodes,
         NODES=max(16, 1 << (nodes - 1).bit_length()), SPECULATIVE=sampled is not None,
-        PATHS=spec.paths is not None, TIES=logp is not None and sampled is None, num_warps=1 if nodes <= 32 else 2,
+        PATHS=spec.paths is not None, TIES=logp is not None and sampled is None,
+        num_warps=1 if nodes <= 32 else 2,
     )  # fmt: skip
     return Accepted(count, path, bonus, slot)
 
@@ -187,13 +189,15 @@ def accept_tree(
 ) -> Accepted:
     """Accept a path of each lane's tree; nothing waits for the host.
 
-    `greedy` and `match` accept nodes that equal the choice at their parent's slot and take the longest path, ties
-    by cumulative log p where given, then by the lowest node. `speculative` tries the children of a slot in order and
-    takes the first with log(u) <= log p - log q, in float64 from the float32 values as stored (Leviathan et al. 2023).
+    `greedy` and `match` accept nodes that equal the choice at their parent's slot and take the longest path,
+    ties by cumulative log p where given, then by the lowest node. `speculative` tries the children of a slot
+    in order and takes the first with log(u) <= log p - log q, in float64 from the float32 values as stored
+    (Leviathan et al. 2023).
 
     Args:
         tokens: int32 `[lanes, nodes]`, at most 64 nodes; -1 is a pad and never accepted.
-        parents: int32 `[lanes, nodes]`, -1 = anchor, -2 = pad; parents before children, siblings in proposal order.
+        parents: int32 `[lanes, nodes]`, -1 = anchor, -2 = pad; parents before children, siblings in
+            proposal order.
         words: int64 `[lanes, nodes + 1]` from `ancestor_words(parents)`.
         choices: int32 `[lanes, nodes + 1]`, the target's choice at each slot (its argmax for `greedy`).
         rule: `greedy` and `match` differ only in where `choices` come from.
@@ -205,8 +209,10 @@ def accept_tree(
         Accepted count, path, bonus token and its slot.
 
     Raises:
-        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused: before the launch.
+        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before the launch.
     """
+    check_choice("impl", Impl, impl)
+    check_choice("rule", Rule, rule)
     _check_all(tokens, parents, words, choices, rule, logp, sampled)
     if impl == "reference":
         return _reference(tokens, parents, words, choices, None if sampled else logp, sampled)

@@ -48,8 +48,9 @@ def _path_sums(logp, parent, depth, deepest, NODES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["nodes"])
 def accept_lane(
-    Tokens, Parents, Words, Choices, Tie, LogP, LogQ, Residual, Keys, Positions, Paths, Count, Path, Bonus, Slot,
-    nodes, NODES: tl.constexpr, SPECULATIVE: tl.constexpr, PATHS: tl.constexpr, TIES: tl.constexpr,
+    Tokens, Parents, Words, Choices, Tie, LogP, LogQ, Residual, Keys, Positions, Paths,
+    Count, Path, Bonus, Slot, nodes,
+    NODES: tl.constexpr, SPECULATIVE: tl.constexpr, PATHS: tl.constexpr, TIES: tl.constexpr,
 ):  # fmt: skip
     """Judge one lane's tree; grid (lanes)."""
     lane = tl.program_id(0).to(tl.int64)

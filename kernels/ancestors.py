@@ -1,4 +1,4 @@
-"""Trees as 64-bit words: bit j of a slot's word says that node j is the slot's own node or an ancestor of it."""
+"""Trees as 64-bit words: bit j of a slot's word says that node j is the slot's node or an ancestor of it."""
 
 from __future__ import annotations
 

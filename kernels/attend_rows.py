@@ -18,8 +18,8 @@ def _or(a, b):
 def _walk_tiles(
     q, words, union, acc, m, mass, K, V, Pages, low, high, length, total,
     stride_kp, stride_kr, stride_vp, stride_vr, scale,
-    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PAGE: tl.constexpr,
-    MASKED: tl.constexpr,
+    HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    PAGE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax in base 2 over the tiles of cache rows low..high; unmasked only within the trunk.
 
@@ -40,7 +40,7 @@ def _walk_tiles(
             k = tl.load(k_ptrs)
             v = tl.load(v_ptrs)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if MASKED:
+        if MASKED:  # noqa: SIM102
             if start + BLOCK_N > length:
                 seen = bits_of(words_at(words, length - start)[:, None], index[None, :])
                 s = tl.where(seen, s, -float("inf"))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from dflash.kernels.ancestors import MAX_NODES
-from dflash.kernels.errors import DeviceRefused, DtypeRefused, LayoutRefused, ShapeRefused, TritonMissing
+from dflash.kernels.errors import (
+    ChoiceRefused,
+    DeviceRefused,
+    DtypeRefused,
+    LayoutRefused,
+    ShapeRefused,
+    TritonMissing,
+)
 
 Impl = Literal["triton", "reference"]
 HEAD_SIZES = (64, 96, 128)
@@ -29,6 +36,28 @@ class Sizes(NamedTuple):
     """Rows a page; 0 for contiguous K/V."""
     capacity: int
     """Most cache rows a lane can hold."""
+
+
+def check_choice(name: str, choices: Any, found: object) -> None:
+    """Refuse a word that is not one of a Literal's.
+
+    Raises:
+        ChoiceRefused: lists them.
+    """
+    if found not in get_args(choices):
+        raise ChoiceRefused(name, get_args(choices), found)
+
+
+def check_output(out: Tensor | None, q: Tensor) -> None:
+    """Refuse an output that is not shaped, typed, placed and laid out as the queries may be.
+
+    Raises:
+        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused: before the launch.
+    """
+    if out is not None:
+        if out.shape != q.shape:
+            raise ShapeRefused("out", f"{tuple(q.shape)} as q", out.shape)
+        _values("out", out, q)
 
 
 def _same_place(name: str, tensor: Tensor, like: Tensor) -> None:
@@ -82,8 +111,9 @@ def check_attention(
     """Return the sizes of an attention call, or refuse it.
 
     Raises:
-        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused: before anything is launched.
+        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before anything is launched.
     """
+    check_choice("impl", Impl, impl)
     _heads(q, k, v)
     batch, queries, heads, head = q.shape
     if not 0 <= tail <= MAX_NODES:

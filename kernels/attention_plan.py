@@ -27,7 +27,9 @@ class Tile(NamedTuple):
     ticket: bool
     """The last program to arrive merges; otherwise a second kernel does."""
     merge_rows: int
+    """Packed rows that one program of the merge takes where a lane has more than eight chunks."""
     merge_splits: int
+    """Chunks that it loads at once."""
     half: bool = False
     """Partials in the dtype of q instead of float32, where their traffic rivals that of K/V."""
     prefetch: int = 0
@@ -41,6 +43,8 @@ class Plan(NamedTuple):
     """What one launch uses."""
 
     tile: Tile
+    merge_rows: int
+    merge_splits: int
     row_tiles: int
     items: int
     """Work items that `fast` cuts a batch into; `replay-exact` does not read it."""
@@ -52,8 +56,8 @@ class Plan(NamedTuple):
 
 
 # swept on an H200 by dflash/bench/kernel_sweep.py; rows are the packed query rows of a KV head, rounded up.
-# short: few lanes, at most 2,048 rows, where latency counts; long: few lanes; wave, full: one or two programs a
-# multiprocessor without splitting any context
+# short: few lanes and at most 2,048 rows, where latency counts; long: few lanes; wave, full: one or two
+# programs a multiprocessor without splitting any context
 TILES: dict[tuple[int, int, Regime], Tile] = {
     (64, 16, "short"): Tile(16, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
     (64, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16),
@@ -76,15 +80,15 @@ TILES: dict[tuple[int, int, Regime], Tile] = {
     (64, 256, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 256, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 16, "short"): Tile(16, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
-    (128, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16),
+    (128, 16, "long"): Tile(16, 64, 4, 3, 132, 64, False, 1, 16),
     (128, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8),
     (128, 16, "full"): Tile(16, 64, 4, 4, 132, 64, True, 1, 16),
     (128, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
     (128, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16),
     (128, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8),
     (128, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
-    (128, 64, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, False, 256),
-    (128, 64, "long"): Tile(64, 64, 4, 4, 132, 64, False, 2, 8, False, 256),
+    (128, 64, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, False, 128),
+    (128, 64, "long"): Tile(64, 64, 4, 4, 132, 64, False, 1, 16, False, 256),
     (128, 64, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 64, "full"): Tile(64, 32, 4, 4, 132, 64, True, 1, 16),
     (128, 128, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, False, 256),
@@ -108,6 +112,13 @@ def regime_of(batch: int, kv_heads: int, rows: int, capacity: int) -> Regime:
     if programs >= WAVE_PROGRAMS:
         return "full" if programs >= FULL_PROGRAMS else "wave"
     return "short" if capacity <= SHORT_ROWS else "long"
+
+
+def _merge_block(tile: Tile, share: int) -> tuple[int, int]:
+    """Rows and chunks that are merged at once: with a ticket, one program merges a row tile."""
+    if tile.ticket:
+        return 8, 4
+    return (2, 8) if share <= 8 else (tile.merge_rows, tile.merge_splits)
 
 
 def plan(
@@ -139,8 +150,12 @@ def plan(
     tile = tile or TILES[head_pad, min(max(1 << (rows - 1).bit_length(), 16), 256), regime]
     row_tiles = _ceil_div(rows, tile.block_m)
     if exact:
-        return Plan(tile, row_tiles, 1, batch * EXACT_PARTS, EXACT_MIN_CHUNK, EXACT_PARTS, head_pad)
-    items = max(1, tile.programs // (kv_heads * row_tiles * batch)) * batch
+        rows, splits = tile.merge_rows, tile.merge_splits
+        grid_items = batch * EXACT_PARTS
+        return Plan(tile, rows, splits, row_tiles, 1, grid_items, EXACT_MIN_CHUNK, EXACT_PARTS, head_pad)
+    share = max(1, tile.programs // (kv_heads * row_tiles * batch))
+    items = share * batch
     bound = items + (batch if batch > 1 else 0)
     grid_items = min(bound, batch * _ceil_div(capacity, tile.min_chunk))
-    return Plan(tile, row_tiles, items, grid_items, tile.min_chunk, 0, head_pad)
+    rows, splits = _merge_block(tile, share)
+    return Plan(tile, rows, splits, row_tiles, items, grid_items, tile.min_chunk, 0, head_pad)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dflash.kernels.attention_checks import Sizes
+from dflash.kernels.attention_checks import Sizes, check_choice
 from dflash.kernels.attention_plan import Mode, Plan, Tile, plan
+from dflash.kernels.errors import ShapeRefused
 
 
 class Scratch(NamedTuple):
@@ -33,8 +34,29 @@ def make_scratch(q: Tensor, sizes: Sizes, chosen: Plan) -> Scratch:
     )
 
 
+def fitting_scratch(scratch: Scratch | None, q: Tensor, sizes: Sizes, chosen: Plan) -> Scratch:
+    """Return the given scratch if it is that of this launch, or new scratch if none is given.
+
+    Raises:
+        ShapeRefused: it was made for another shape, mode or tile.
+    """
+    if scratch is None:
+        return make_scratch(q, sizes, chosen)
+    rows = chosen.row_tiles * chosen.tile.block_m
+    outer = (chosen.grid_items, sizes.kv_heads, rows)
+    counters = sizes.batch * sizes.kv_heads * chosen.row_tiles if chosen.tile.ticket else 0
+    if tuple(scratch.part_o.shape) != (*outer, sizes.head) or scratch.tickets.numel() != counters:
+        raise ShapeRefused("scratch", f"{(*outer, sizes.head)} from this call's sizes", scratch.part_o.shape)
+    return scratch
+
+
 def make_plan(sizes: Sizes, mode: Mode, tile: Tile | None) -> Plan:
-    """Choose the launch of an attention call."""
+    """Choose the launch of an attention call.
+
+    Raises:
+        ChoiceRefused: a mode that does not exist.
+    """
+    check_choice("mode", Mode, mode)
     return plan(
         sizes.batch, sizes.queries, sizes.kv_heads, sizes.group, sizes.head, sizes.capacity, mode, tile
     )

@@ -1,6 +1,6 @@
 """The two attention kernels: chunks of a context that is split over programs, and their merge.
 
-One program owns (row tile, KV head, chunk of a lane); all query heads of a KV head share its K/V, which is read once.
+One program owns (row tile, KV head, chunk of a lane); all query heads of a KV head share one read of its K/V.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dflash.kernels.work_items import item_of_grid, items_of_lane
 
 @triton.jit
 def _fresh(value, COMPILED: tl.constexpr):
-    """The same scalar, opaque to the compiler: addresses made from it are not kept in registers over the loop."""
+    """The same scalar, opaque to the compiler: no address made from it stays in registers over the loop."""
     if COMPILED:
         return tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [value], dtype=tl.int32, is_pure=False, pack=1
@@ -30,7 +30,7 @@ def _prefetch_item(
     stride_kp, stride_kr, stride_vp, stride_vr, stride_pages, HEAD: tl.constexpr, BATCH_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr, MAX_PARTS: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Fetch an item's first rows into L2 under the preceding kernel; lengths may be stale, so they are bounded."""
+    """Fetch an item's first rows into L2 under the preceding kernel; lengths may be stale: bound them."""
     lane, part, total, _, _, chunk = item_of_grid(
         Lengths, item, batch, tail, items, min_chunk, BATCH_PAD, BLOCK_N, MAX_PARTS
     )
@@ -70,12 +70,23 @@ def _leave_part(
     tl.store(PartL + at, lse, mask=live)
 
 
+@triton.jit
+def _load_queries(
+    Q, head, rows, live, stride_qn, stride_qh, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr
+):  # fmt: skip
+    """Packed query rows [BLOCK_M, HEAD_PAD] of a KV head, zero past the last."""
+    d = tl.arange(0, HEAD_PAD)
+    at = rows // GROUP * stride_qn + (head * GROUP + rows % GROUP) * stride_qh
+    return tl.load(Q + at[:, None] + d[None, :], mask=live[:, None] & (d < HEAD)[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["batch", "queries", "tail", "items", "min_chunk", "scale", "capacity"])
 def attend_chunks(
     Q, K, V, Words, Lengths, Pages, Out, PartO, PartL, Tickets,
     stride_qb, stride_qn, stride_qh, stride_kp, stride_kh, stride_kr, stride_vp, stride_vh, stride_vr,
-    stride_ob, stride_on, stride_oh, stride_pages, stride_words, scale, batch, queries, tail, items, min_chunk,
-    capacity, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, BATCH_PAD: tl.constexpr,
+    stride_ob, stride_on, stride_oh, stride_pages, stride_words,
+    scale, batch, queries, tail, items, min_chunk, capacity,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, BATCH_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, MAX_PARTS: tl.constexpr,
     PAGE: tl.constexpr, TREE: tl.constexpr, TICKET: tl.constexpr, MERGE_ROWS: tl.constexpr,
     MERGE_SPLITS: tl.constexpr, PREFETCH: tl.constexpr, TWO_LOOPS: tl.constexpr, PDL: tl.constexpr,
@@ -89,8 +100,8 @@ def attend_chunks(
     if PDL:
         if PREFETCH > 0:
             _prefetch_item(
-                K, V, Pages, Lengths, item, batch, tail, items, min_chunk, capacity, stride_kp, stride_kr, stride_vp,
-                stride_vr, stride_pages, HEAD, BATCH_PAD, BLOCK_N, MAX_PARTS, PAGE, PREFETCH,
+                K, V, Pages, Lengths, item, batch, tail, items, min_chunk, capacity, stride_kp, stride_kr,
+                stride_vp, stride_vr, stride_pages, HEAD, BATCH_PAD, BLOCK_N, MAX_PARTS, PAGE, PREFETCH,
             )  # fmt: skip
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -101,18 +112,17 @@ def attend_chunks(
         length = tl.load(Lengths + lane)
         lane64 = lane.to(tl.int64)
         rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        d = tl.arange(0, HEAD_PAD)
         live = rows < queries * GROUP
-        at = rows // GROUP * stride_qn + (head * GROUP + rows % GROUP) * stride_qh
-        keep = live[:, None] & (d < HEAD)[None, :]
-        q = tl.load(Q + lane64 * stride_qb + at[:, None] + d[None, :], mask=keep, other=0.0)
         cache_lane = lane64 if PAGE == 0 else lane64 * 0
         o, lse = attend_rows(
-            q, _load_words(Words + lane64 * stride_words, rows, live, tail, GROUP, BLOCK_M, TREE),
+            _load_queries(
+                Q + lane64 * stride_qb, head, rows, live, stride_qn, stride_qh, GROUP, HEAD, HEAD_PAD
+            ),
+            _load_words(Words + lane64 * stride_words, rows, live, tail, GROUP, BLOCK_M, TREE),
             K + cache_lane * stride_kp, V + cache_lane * stride_vp, Pages + lane64 * stride_pages,
             part * chunk, tl.minimum(part * chunk + chunk, length + tail), length, total,
-            stride_kp, stride_kr, stride_vp, stride_vr, scale, HEAD, HEAD_PAD, BLOCK_M, BLOCK_N, STAGES, PAGE,
-            TWO_LOOPS,
+            stride_kp, stride_kr, stride_vp, stride_vr, scale,
+            HEAD, HEAD_PAD, BLOCK_M, BLOCK_N, STAGES, PAGE, TWO_LOOPS,
         )  # fmt: skip
         tile = _fresh(tile, COMPILED)
         if parts == 1:
@@ -122,21 +132,9 @@ def attend_chunks(
             )  # fmt: skip
         else:
             _leave_part(
-                PartO,
-                PartL,
-                o,
-                lse,
-                item,
-                head,
-                heads,
-                tile,
-                queries,
-                rows_all,
-                GROUP,
-                HEAD,
-                HEAD_PAD,
-                BLOCK_M,
-            )
+                PartO, PartL, o, lse, item, head, heads, tile, queries, rows_all,
+                GROUP, HEAD, HEAD_PAD, BLOCK_M,
+            )  # fmt: skip
             if TICKET:
                 merge_if_last(
                     Tickets, Out, PartO, PartL, lane, head, heads, tile, first, parts, queries, rows_all,
@@ -165,5 +163,6 @@ def merge_chunks(
             HEAD, HEAD_PAD, MERGE_ROWS, MERGE_SPLITS,
         )  # fmt: skip
         store_rows(
-            Out, merged, lane, head, row0, queries, stride_ob, stride_on, stride_oh, GROUP, HEAD, HEAD_PAD, MERGE_ROWS
+            Out, merged, lane, head, row0, queries, stride_ob, stride_on, stride_oh,
+            GROUP, HEAD, HEAD_PAD, MERGE_ROWS,
         )  # fmt: skip

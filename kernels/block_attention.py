@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dflash.kernels.attention_checks import Impl, check_attention
+from dflash.kernels.attention_checks import Impl, check_attention, check_output
 from dflash.kernels.attention_plan import Mode, Tile
-from dflash.kernels.attention_scratch import Scratch, make_plan, make_scratch
+from dflash.kernels.attention_scratch import Scratch, fitting_scratch, make_plan
 from dflash.kernels.tree_attention import reference_attention
 
 
@@ -39,10 +39,11 @@ def block_attention(
         `[lanes, n, heads, head]` in the dtype of q.
 
     Raises:
-        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused: before the launch.
+        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before the launch.
     """
     tail = q.shape[1] if q.dim() == 4 else 0
     sizes = check_attention(q, k, v, lengths, None, tail, pages, impl)
+    check_output(out, q)
     factor = sizes.head**-0.5 if scale is None else scale
     if impl == "reference":
         result = reference_attention(q, k, v, lengths, None, tail, pages, factor)
@@ -51,6 +52,6 @@ def block_attention(
 
     out = torch.empty_like(q) if out is None else out
     chosen = make_plan(sizes, mode, tile)
-    scratch = scratch or make_scratch(q, sizes, chosen)
-    launch(q, k, v, lengths, None, pages, out, sizes, factor, chosen, scratch, pdl)
+    held = fitting_scratch(scratch, q, sizes, chosen)
+    launch(q, k, v, lengths, None, pages, out, sizes, factor, chosen, held, pdl)
     return out

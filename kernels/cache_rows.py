@@ -30,7 +30,7 @@ def prefetch_rows(
     K, V, Pages, start, last, stride_kp, stride_kr, stride_vp, stride_vr,
     HEAD: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Ask for the first cache rows of a chunk to come into L2; reads nothing, so it may run before the data is final."""
+    """Ask for a chunk's first rows to come into L2; nothing is read, so the data need not be final."""
     LINES: tl.constexpr = (HEAD + 63) // 64
     line = tl.arange(0, LINES) * 64
     begin = tl.minimum(start, tl.maximum(last + 1 - ROWS, 0)) // ROWS * ROWS
@@ -50,7 +50,7 @@ def prefetch_rows(
 
 @triton.jit
 def words_at(words, before):
-    """Shift words so that bit i speaks of the tile's row i; `before` rows of the tile are trunk, seen by all."""
+    """Shift words so that bit i speaks of the tile's row i; `before` of its rows are trunk, seen by all."""
     up = tl.minimum(tl.maximum(before, 0), 63).to(tl.int64)
     down = tl.minimum(tl.maximum(-before, 0), 63).to(tl.int64)
     ones = tl.full([], 1, tl.int64)

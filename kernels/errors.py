@@ -5,6 +5,7 @@ KernelArgumentError (2)
 ├── DtypeRefused       a dtype that the kernel does not take
 ├── LayoutRefused      strides or alignment that would read wrong or slowly
 ├── DeviceRefused      tensors on different devices, or on one the implementation does not run on
+├── ChoiceRefused      an implementation, mode or rule that does not exist
 ├── ParentRefused      a tree whose parents do not come before their children
 └── TritonMissing      impl="triton" where Triton is not installed
 """
@@ -47,6 +48,13 @@ class DeviceRefused(KernelArgumentError):
 
     def __init__(self, name: str, expected: str, found: object, shape: Sequence[int]) -> None:
         super().__init__(f"{name} {tuple(shape)}: expected device {expected}, found {found}.")
+
+
+class ChoiceRefused(KernelArgumentError):
+    """An implementation, mode or rule that does not exist."""
+
+    def __init__(self, name: str, choices: Sequence[str], found: object) -> None:
+        super().__init__(f"{name}: expected one of {', '.join(choices)}, found {found!r}.")
 
 
 class ParentRefused(KernelArgumentError):

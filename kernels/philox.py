@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dflash.kernels.attention_checks import Impl, require_device
+from dflash.kernels.attention_checks import Impl, check_choice, require_device
 from dflash.kernels.errors import DeviceRefused, DtypeRefused, LayoutRefused, ShapeRefused
 
 _MASK = 0xFFFFFFFF
@@ -59,8 +59,9 @@ def philox(counters: Tensor, keys: Tensor, *, impl: Impl = "triton") -> Tensor:
         int32 `[N, 4]`, the bits of the words.
 
     Raises:
-        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused: before the launch.
+        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before the launch.
     """
+    check_choice("impl", Impl, impl)
     _check(counters, keys)
     if impl == "reference":
         words = philox_words(

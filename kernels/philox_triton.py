@@ -9,7 +9,7 @@ from triton.language.random import philox_impl
 
 @triton.jit
 def coin_word(position, purpose, path, depth, k0, k1):
-    """Random word of the coin of a node: counter (position, purpose, path hash, (depth-1)//4), word (depth-1)%4."""
+    """A node's coin: word (depth-1) % 4 of counter (position, purpose, path hash, (depth-1) // 4)."""
     index = depth - 1
     zero = (index * 0).to(tl.uint32)
     w0, w1, w2, w3 = philox_impl(

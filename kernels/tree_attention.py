@@ -1,6 +1,6 @@
 """K1 and K2: attention of tree slots over a trunk and a tree tail in one K/V cache, masked by 64-bit words.
 
-Verify: queries are the anchor and its nodes. Draft step: one query a branch, the tail holds every branch's rows.
+Verify: queries are the anchor and its nodes. Draft step: one query a branch, all branches' rows in the tail.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dflash.kernels.attention_checks import Impl, check_attention
+from dflash.kernels.attention_checks import Impl, check_attention, check_output
 from dflash.kernels.attention_plan import Mode, Tile
-from dflash.kernels.attention_scratch import Scratch, make_plan, make_scratch
+from dflash.kernels.attention_scratch import Scratch, fitting_scratch, make_plan, make_scratch
 
 
 def cache_rows(cache: Tensor, pages: Tensor | None) -> Tensor:
@@ -89,9 +89,10 @@ def tree_attention(
         `[lanes, queries, heads, head]` in the dtype of q; zeros where a slot sees nothing.
 
     Raises:
-        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused: before the launch.
+        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before the launch.
     """
     sizes = check_attention(q, k, v, lengths, words, tail, pages, impl)
+    check_output(out, q)
     factor = sizes.head**-0.5 if scale is None else scale
     if impl == "reference":
         result = reference_attention(q, k, v, lengths, words, tail, pages, factor)
@@ -100,8 +101,8 @@ def tree_attention(
 
     out = torch.empty_like(q) if out is None else out
     chosen = make_plan(sizes, mode, tile)
-    scratch = scratch or make_scratch(q, sizes, chosen)
-    launch(q, k, v, lengths, words, pages, out, sizes, factor, chosen, scratch, pdl)
+    held = fitting_scratch(scratch, q, sizes, chosen)
+    launch(q, k, v, lengths, words, pages, out, sizes, factor, chosen, held, pdl)
     return out
 
 

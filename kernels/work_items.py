@@ -60,7 +60,7 @@ def item_of_grid(
     Lengths, item, batch, tail, items, min_chunk,
     BATCH_PAD: tl.constexpr, BLOCK_N: tl.constexpr, MAX_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """What a work item is: its lane (past the batch: none), its part, and the lane's `items_of_lane` facts."""
+    """What a work item is: its lane (past the batch: none), its part, and `items_of_lane`'s facts."""
     if MAX_PARTS > 0 or BATCH_PAD == 1:
         lane = item // MAX_PARTS if MAX_PARTS > 0 else 0
         total, parts, first, chunk = items_of_lane(

@@ -40,8 +40,8 @@ def _walk_in_one_thread(Tokens, Parents, Choices, Count, Path, Bonus, nodes):
 def make_trees(shape: Shape, seed: int) -> Trees:
     """Trees of the shape's depth, a first branch accepted to a random depth; each slot's children differ."""
     generator = torch.Generator().manual_seed(seed)
-    parents = [i - 1 if i < shape.context else int(torch.randint(-1, shape.context - 2, (), generator=generator))
-               for i in range(shape.nodes)]  # fmt: skip
+    spread = torch.randint(-1, shape.context - 2, (shape.nodes,), generator=generator).tolist()
+    parents = [i - 1 if i < shape.context else spread[i] for i in range(shape.nodes)]
     tree = torch.tensor([parents] * shape.batch, dtype=torch.int32)
     tokens = torch.arange(shape.nodes, dtype=torch.int32).expand(shape.batch, -1).contiguous()
     choices = torch.full((shape.batch, shape.nodes + 1), 10**6, dtype=torch.int32)

@@ -44,14 +44,12 @@ def make_inputs(shape: Shape, count: int) -> list[Inputs]:
     words = None if words is None else words.cuda()
     lengths = torch.full((shape.batch,), shape.context, dtype=torch.int32, device="cuda")
     cache = (shape.batch, shape.kv_heads, shape.context + shape.tail, shape.head)
-    like = dict(dtype=torch.bfloat16, device="cuda")
-    return [
-        Inputs(
-            torch.randn((shape.batch, shape.nodes, shape.heads, shape.head), **like),
-            torch.randn(cache, **like), torch.randn(cache, **like), lengths, words,
-        )
-        for _ in range(count)
-    ]  # fmt: skip
+
+    def normal(size: tuple[int, ...]) -> Tensor:
+        return torch.randn(size, dtype=torch.bfloat16, device="cuda")
+
+    query = (shape.batch, shape.nodes, shape.heads, shape.head)
+    return [Inputs(normal(query), normal(cache), normal(cache), lengths, words) for _ in range(count)]
 
 
 def expected_output(shape: Shape, inputs: Inputs, lanes: list[int]) -> Tensor:

@@ -101,10 +101,12 @@ def _branches_as_sequences(shape: Shape, sets: list[Inputs]) -> Calls:
 
 
 def _xformers(shape: Shape, sets: list[Inputs]) -> Calls:
-    from xformers.ops.fmha import triton_splitk
+    from xformers.ops.fmha import common, triton_splitk
     from xformers.ops.fmha.attn_bias import BlockDiagonalPaddedKeysMask
     from xformers.ops.tree_attention import tree_attention
 
+    # the wheel's CUDA extension does not load beside newer torch; its Triton kernel needs none of it
+    common._built_with_cuda = True
     group = shape.heads // shape.kv_heads
     prefix = BlockDiagonalPaddedKeysMask.from_seqlens(
         [shape.nodes] * shape.batch, shape.context, [shape.context] * shape.batch
@@ -145,7 +147,8 @@ def _flashinfer(shape: Shape, sets: list[Inputs]) -> Calls:
         mask = seen_mask(shape, sets[0]).expand(shape.batch, -1, -1).reshape(-1)
     wrapper.plan(
         count * shape.nodes, count, count[:-1].clone(), torch.full_like(count[:-1], rows),
-        shape.heads, shape.kv_heads, shape.head, rows, custom_mask=mask, causal=False, q_data_type=torch.bfloat16,
+        shape.heads, shape.kv_heads, shape.head, rows,
+        custom_mask=mask, causal=False, q_data_type=torch.bfloat16,
     )  # fmt: skip
     prepared = [(s.q.view(-1, shape.heads, shape.head), (s.k, s.v)) for s in sets]
     return [lambda p=p: Later(wrapper.run(*p), lambda out: out.view_as(sets[0].q)) for p in prepared]

@@ -1,4 +1,4 @@
-"""Peers that torch.compile builds: FlexAttention as kernels.md 2.8 tunes it, and a compiled masked softmax."""
+"""Peers that torch.compile builds: FlexAttention with tuned options, and a compiled masked softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compile everything that will be timed in parallel processes; the timed process finds it in the caches on disk."""
+"""Compile what will be timed in parallel processes; the timed process finds it in the caches on disk."""
 
 from __future__ import annotations
 

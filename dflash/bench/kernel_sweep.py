@@ -1,4 +1,7 @@
-"""Find the tiles of kernels/attention_plan.py: `python -m dflash.bench.kernel_sweep OUT.json [SHAPE-NUMBER…]`."""
+"""Find the tiles of kernels/attention_plan.py.
+
+Run as `python -m dflash.bench.kernel_sweep OUT.json [SHAPE-NUMBER…]`.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,16 @@ def compiled_parts(shape: Shape) -> Iterator[Tile]:
     widths = {16: [16], 32: [16, 32], 64: [64], 128: [64, 128], 256: [64, 128]}[rows]
     if regime == "short" and rows == 64:
         widths = [16, 32, 64]
-    two = {"short": [False], "long": [False, True], "full": [True, False]}[regime]
+    two = [False] if regime == "short" else [False, True]
     for block_m, block_n, stages, loops in itertools.product(widths, [32, 64], [3, 4], two):
-        fetch = [0] if regime == "full" else [256] if regime == "short" else [0, 256]
+        fetch = {"short": [256], "long": [0, 256]}.get(regime, [0])
         if (block_n == 32 and (block_m != 64 or stages == 3)) or (block_m == 128 and stages == 4):
             continue
         for prefetch in fetch:
-            yield Tile(block_m, block_n, 8 if block_m == 128 else 4, stages, 0, 0, regime == "full", 1, 16, False,
-                       prefetch, 2, loops)  # fmt: skip
+            warps, ticket = 8 if block_m == 128 else 4, regime in ("wave", "full")
+            yield Tile(
+                block_m, block_n, warps, stages, 0, 0, ticket, 1, 16, prefetch=prefetch, two_loops=loops
+            )
 
 
 def merge_parts(tile: Tile) -> Iterator[Tile]:

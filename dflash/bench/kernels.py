@@ -1,4 +1,7 @@
-"""Time the kernels against their peers on this card: `dflash bench kernels`, or `python -m dflash.bench.kernels`."""
+"""Time the kernels against their peers on this card.
+
+Run as `dflash bench kernels`, or `python -m dflash.bench.kernels`.
+"""
 
 from __future__ import annotations
 
@@ -246,13 +249,13 @@ def measure(
     peers = [*ATTENTION_PEERS, *(COMPILED_PEERS if compiled else [])]
     progress("checking (pytest -m gpu) and compiling")
     tests = start_gate() if gate else None
-    compile_ahead(shapes, compiled)
+    compile_ahead(shapes, compiled and seconds is None)
     verdict = finish_gate(tests)
     progress(verdict)
     ceilings = measure_ceilings()
     rows: list[Row] = []
     for shape in ACCEPT_SHAPES:
-        rows += measure_accept(shape, compiled)
+        rows += measure_accept(shape, compiled and seconds is None)
     ready = [prepare(shape) for shape in shapes]
     for one in ready:
         progress(f"{one.shape.kernel} {one.shape.name}")
@@ -272,7 +275,7 @@ def measure(
 def document(results: Results) -> dict[str, Any]:
     """The results as one JSON document."""
     return {
-        "schema": "dflash.bench.kernels/1",
+        "schema": "dflash.bench_kernels/1",
         "environment": environment(),
         "gate": results.gate,
         "ceilings": results.ceilings._asdict(),
@@ -281,7 +284,7 @@ def document(results: Results) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print the table, write the JSON that the first argument names; the second bounds the seconds."""
+    """Measure and print the table; the first argument names the JSON, the second bounds the seconds."""
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else None
     say = partial(print, file=sys.stderr, flush=True)
     results = document(measure(gate=seconds is None, seconds=seconds, progress=say))

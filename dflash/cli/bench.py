@@ -7,6 +7,7 @@ import click
 from dflash.cli.lazy import Entry, LazyGroup
 
 BENCHMARKS = {
+    "kernels": Entry("dflash.cli.bench_kernels:kernels", "The kernels against their peers, on this GPU."),
     "record": Entry("dflash.cli.bench_record:record", "What recording costs, on against off."),
 }
 

@@ -27,6 +27,8 @@ class Built(NamedTuple):
     mma: bool
     async_copy: bool
     pdl: bool
+    serialized: bool
+    """Whether a wait follows every wgmma, as ptxas does when it cannot keep several in flight."""
 
 
 class _Driver:
@@ -72,7 +74,9 @@ def read(kernel: Any) -> Built:
         usage = _tool("cuobjdump", "-res-usage", str(path))
         code = _tool("nvdisasm", "-c", str(path))
     registers, stack = (int(re.search(rf"{key}:(\d+)", usage).group(1)) for key in ("REG", "STACK"))
+    order = "".join(h or "W" for h in re.findall(r"(H)GMMA|WARPGROUP\.DEPBAR", code))
     return Built(
-        kernel.metadata.name, kernel.metadata.shared, registers, stack, len(re.findall(r"\b(?:STL|LDL)\b", code)),
-        "HGMMA" in code, "HMMA" in code, "LDGSTS" in code or "UTMALDG" in code, "ACQBULK" in code,
+        kernel.metadata.name, kernel.metadata.shared, registers, stack,
+        len(re.findall(r"\b(?:STL|LDL)\b", code)), "HGMMA" in code, bool(re.search(r"\bHMMA", code)),
+        "LDGSTS" in code or "UTMALDG" in code, "ACQBULK" in code, "HWHWHW" in order,
     )  # fmt: skip

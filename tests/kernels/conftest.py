@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` need a device; the others of this folder that launch kernels need the interpreter."""
+    """Tests marked `gpu` need a device; the others that launch kernels need the interpreter."""
     interpreted = triton.knobs.runtime.interpret
     for item in items:
         if "gpu" in item.keywords and (interpreted or not torch.cuda.is_available()):

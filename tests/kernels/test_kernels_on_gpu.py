@@ -68,14 +68,23 @@ def test_64_nodes(name: str) -> None:
     assert_close(name, run(case), dense_oracle(case), 1e-2)
 
 
-@pytest.mark.parametrize("key", TILES, ids=str)
-def test_every_tile_repeats_its_bits(key: tuple[int, int, str]) -> None:
-    nodes = max(1, key[1] // 4 - 1)
-    case = make_case(trees(1, nodes), [2000], 4, key[0], dtype=torch.bfloat16, device="cuda")
-    first = run(case, tile=TILES[key])
+@pytest.mark.parametrize(("head", "tile"), sorted({(key[0], tile) for key, tile in TILES.items()}), ids=str)
+def test_every_tile_repeats_its_bits(head: int, tile: Tile) -> None:
+    nodes = max(1, tile.block_m // 4 - 1)
+    case = make_case(trees(1, nodes), [2000], 4, head, dtype=torch.bfloat16, device="cuda")
+    first = run(case, tile=tile)
     assert_close("tile", first, dense_oracle(case), 1e-2)
     for _ in range(100):
-        assert torch.equal(run(case, tile=TILES[key]), first)
+        assert torch.equal(run(case, tile=tile), first)
+
+
+def test_ragged_batches_that_fill_the_device() -> None:
+    lengths = [0, 5000, 1, 700, 64, 3000, 129, 2000] * 5
+    case = make_case(trees(40, 15), lengths, 4, 128, kv_heads=8, dtype=torch.bfloat16, device="cuda")
+    first = run(case)
+    assert_close("ragged", first, dense_oracle(case), 1e-2)
+    for _ in range(20):
+        assert torch.equal(run(case), first)
 
 
 @pytest.mark.parametrize("nodes", [3, 63])

@@ -95,7 +95,7 @@ def _to_pages(k: Tensor, v: Tensor, page: int, g: torch.Generator) -> tuple[Tens
 
 
 def rows_of(case: Case, cache: Tensor, lane: int, count: int) -> Tensor:
-    """The first rows of a lane `[KV heads, count, head]` in float64 on the CPU, one by one through the page table."""
+    """The first rows of a lane `[KV heads, count, head]` in float64, one by one through the page table."""
     if case.pages is None:
         return cache[lane, :, :count].double().cpu()
     page, table, pool = cache.shape[2], case.pages[lane].tolist(), cache.double().cpu()

@@ -1,0 +1,43 @@
+"""`dflash bench kernels`: the attention and acceptance kernels against their peers on this GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from dflash.cli.options import json_option, output_option
+from dflash.cli.output import emit, talk
+
+
+@click.command()
+@click.option(
+    "--compiled/--no-compiled", default=True, help="Measure peers built by torch.compile (minutes)."
+)
+@click.option(
+    "--gate/--no-gate",
+    default=True,
+    help="Run `pytest -m gpu` first; outputs are always compared with float64.",
+)
+@click.option("--seconds", type=click.IntRange(1), help="Leave out the peers not begun by then.", metavar="N")
+@click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
+@output_option("the raw results")
+@json_option
+def kernels(
+    compiled: bool, gate: bool, seconds: int | None, markdown: bool, output: Path | None, as_json: bool
+) -> None:
+    """Time each kernel at each shape of its target table, beside whatever else could be installed.
+
+    Nothing is reported if a check fails: the tests, or a comparison with float64.
+    """
+    from dflash.bench.kernel_table import as_markdown, as_text
+    from dflash.bench.kernels import document, measure
+
+    results = document(measure(gate=gate, compiled=compiled, seconds=seconds, progress=talk))
+    if output is not None:
+        output.write_text(json.dumps(results, indent=1) + "\n")
+    lines = as_markdown(results) if markdown else as_text(results)
+    emit(
+        results, as_json, lambda console: console.print(lines, soft_wrap=True, highlight=False, markup=False)
+    )
