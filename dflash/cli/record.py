@@ -153,6 +153,7 @@ _LIMIT = 2**31 - 1
     show_default=True,
     help="Longest time that a power cut may cost.",
 )
+@click.option("--resume", is_flag=True, help="Keep what a broken recording had finished, run the rest.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing output, or the journal of one.")
 @json_option
 def record(prompts: tuple[str, ...], prompt_file: str | None, as_json: bool, **options: Any) -> int:

@@ -17,8 +17,9 @@ import torch
 from dflash.cli.outcome import Exit
 from dflash.cli.output import emit, level, stages, talk, warn
 from dflash.engine.chat import ChatConversation, Defaults
+from dflash.engine.output import check_output
 from dflash.engine.prompts import check_prompts, read_prompt_file, read_prompt_stream, text_prompt, with_ids
-from dflash.engine.session import Entry, Recording, RecordSettings, Session, check_output, summary
+from dflash.engine.session import Entry, Recording, RecordSettings, Session, summary
 from dflash.errors import UsageError
 from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import parse_policy
@@ -36,7 +37,7 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     entries = _entries(prompts, prompt_file)
     if not stream:
         entries = _checked(entries, options["skip_bad"])
-    check_output(settings.output, settings.overwrite)
+    check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
     session = Session(_load(options), settings)
     conversations = session.conversations(entries)
     if not stream:
@@ -67,6 +68,8 @@ def _journal_told(session: Session) -> Iterator[None]:
 
 def _settings(options: Mapping[str, Any]) -> RecordSettings:
     pairs = dict(_pair(text) for text in options["pairs"])
+    if options["resume"] and not options["output"]:
+        raise UsageError("Expected -o with --resume: the output of the recording to go on with.")
     defaults = Defaults(
         sampling=Sampling(options["temperature"], options["top_k"], options["top_p"]),
         seed=options["seed"],
@@ -97,6 +100,7 @@ def _settings(options: Mapping[str, Any]) -> RecordSettings:
         keep_host=not options["no_host"],
         overwrite=options["overwrite"],
         sync_seconds=options["sync_seconds"],
+        resume=options["resume"],
     )
 
 
@@ -231,6 +235,11 @@ def _say(document: Mapping[str, Any]) -> None:
         else f"tau {document['tau']:.2f} (accepted + 1 a live round)"
     )
     file = shlex.quote(document["file"])
+    if document["kept"]:
+        new = document["requests"] - document["kept"]
+        talk(f"{document['kept']} requests were kept from before, {new} are new")
+    if document["unasked"] and document["run_status"] == "finished":
+        warn(f"{document['unasked']} kept requests were not asked for again; they are at the end of the file")
     talk(
         f"{document['tokens']} tokens, {tau}, {document['tokens_per_second']:.1f} tokens/s, "
         f"{document['file']} ({document['bytes'] / 1e3:.0f} kB), digest {document['content_digest'][:12]}"

@@ -144,6 +144,14 @@ class Journal:
             with suppress(OSError):
                 self._file.close()
 
+    def replace(self, path: Path) -> None:
+        """Takes the name of an earlier journal, all of which this one holds by now."""
+        self.sync()
+        with writing(self.path):
+            self.path.replace(path)
+            sync_folder(path.parent)
+        self.path = path
+
     def delete(self) -> None:
         """Removes the journal, once the file that it stands for is published."""
         self.close()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dflash.draftfile.summary import Kind
-from dflash.draftfile.view import Bools, Ints, Place
+from dflash.draftfile.view import Ints, Place
 from dflash.draftfile.violations import RequestSplit, RowOrder
 
 # prefill, prompt features, live, dense: the place of each kind within its request
@@ -31,7 +31,7 @@ def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place(
     if "request_id" not in table.column_names or not table.num_rows:
         return set()
     ids = table["request_id"].combine_chunks()
-    starts = np.flatnonzero(_changes(ids))
+    starts = request_starts(table)
     known: set[str] = set()
     for name, row in zip(ids.take(pa.array(starts)).to_pylist(), starts, strict=True):
         if name in seen or name in known:
@@ -42,10 +42,12 @@ def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place(
     return known
 
 
-def _changes(ids: pa.Array) -> Bools:
+def request_starts(table: pa.Table) -> Ints:
+    """The first row of every request, shape [requests]."""
+    ids = table["request_id"].combine_chunks()
     changed = np.ones(len(ids), bool)
     changed[1:] = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
-    return changed
+    return np.flatnonzero(changed)
 
 
 def _check_order(kind: Ints, rounds: Ints, starts: Ints, place: Place) -> None:

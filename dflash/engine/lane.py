@@ -63,6 +63,8 @@ class Lane:
     @property
     def text(self) -> str:
         """The answer, cut before its stop string."""
+        if not self._listening:
+            return self._decoded()
         return self.stream.text if self.stop_at is None else self.stream.text[: self.stop_at]
 
     @property
@@ -87,10 +89,23 @@ class Lane:
         self.finish = Truncation.INTERRUPTED
         self._close_text()
 
+    @property
+    def _listening(self) -> bool:
+        """Whether somebody wants the text as it grows."""
+        return bool(self.request.stop or self.on_text)
+
+    def _decoded(self) -> str:
+        stream = TextStream(self.stream.tokenizer)
+        for token in self.output:
+            if token not in self.eos:
+                stream.push(token)
+        stream.finish()
+        return stream.text
+
     def _ends_with(self, token: int) -> Truncation:
         if token in self.eos:
             return Truncation.EOS
-        if self.request.stop or self.on_text:
+        if self._listening:
             self._show(self.stream.push(token))
         if self.stop_at is not None:
             return Truncation.STOP
@@ -107,7 +122,7 @@ class Lane:
             self._tell(len(self.stream.text) - watch.begun(self.stream.text))
 
     def _close_text(self) -> None:
-        if not self.request.stop and self.on_text is None:
+        if not self._listening:
             return
         if self.stop_at is None:
             self.stream.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,11 +13,13 @@ import pyarrow as pa
 
 from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.journal import Journal
+from dflash.draftfile.resume import Kept, renamed, request_key
 from dflash.draftfile.rows import RequestRows
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.dense import DENSE
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane, Truncation
+from dflash.engine.request import Request
 
 
 @dataclass(slots=True)
@@ -37,21 +40,29 @@ class _Open:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the run, for the closing line."""
+    """Sums over the run, for the closing line.
+
+    Attributes:
+        kept, kept_tokens: What of it came from an earlier recording.
+        unasked: Kept requests that the prompts did not ask for.
+    """
 
     requests: int = 0
     rounds: int = 0
     accepted: int = 0
     emitted: int = 0
     finish: dict[str, int] = field(default_factory=dict)
+    kept: int = 0
+    kept_tokens: int = 0
+    unasked: int = 0
 
     @property
     def tau(self) -> float | None:
         """Accepted nodes + 1 per live round; None without rounds."""
         return None if self.rounds == 0 else (self.accepted + self.rounds) / self.rounds
 
-    def add(self, table: pa.Table) -> None:
-        """Count one request."""
+    def add(self, table: pa.Table, *, kept: bool = False) -> None:
+        """Count one request, `kept` if it was recorded earlier."""
         kinds = table.column("kind").to_pylist()
         accepted = table.column("accepted_nodes").combine_chunks().value_lengths().to_pylist()
         self.requests += 1
@@ -59,6 +70,8 @@ class Totals:
         self.accepted += sum(count for kind, count in zip(kinds, accepted, strict=True) if kind == 0)
         emitted = [count for count in table.column("emitted").to_pylist() if count is not None]
         self.emitted += sum(emitted)
+        self.kept += kept
+        self.kept_tokens += sum(emitted) if kept else 0
         reason = table.column("truncated_by")[len(emitted) - 1].as_py()
         self.finish[reason] = self.finish.get(reason, 0) + 1
 
@@ -70,16 +83,24 @@ class Recorder:
     """
 
     def __init__(
-        self, writer: DraftFileWriter, journal: Journal, *, keep_text: bool = True, features: bool = False
+        self,
+        writer: DraftFileWriter,
+        journal: Journal,
+        kept: Kept,
+        *,
+        keep_text: bool = True,
+        features: bool = False,
     ) -> None:
         self.writer = writer
         self.journal = journal
+        self.kept = kept
         self.keep_text = keep_text
         self.features = features
         self.totals = Totals()
         self._open: dict[int, _Open] = {}
         self._waiting: dict[int, list[pa.Table]] = {}
         self._ended: set[int] = set()
+        self._names: set[str] = set()
         self._next = 0
 
     def opened(self, lane: Lane) -> None:
@@ -99,8 +120,8 @@ class Recorder:
 
     def closed(self, lane: Lane) -> None:
         """Queue a finished request; one that was interrupted says so in its last row."""
-        request = self._open.pop(lane.index)
-        if not request.rows:
+        request = self._open.pop(lane.index, None)
+        if request is None or not request.rows:
             return
         request.rows[-1] = _ended(request.rows[-1])
         table = request.table(0, self.features)
@@ -117,6 +138,17 @@ class Recorder:
             self._write(self._next)
             self._next += 1
 
+    def take_kept(self, request: Request) -> pa.Table | None:
+        """Queue what an earlier recording has of a request, and return it; None if it is to be run."""
+        text = request.prompt_text if self.keep_text else None
+        found = self.kept.take(request_key(request.prompt_tokens, text, json.loads(request.info_json())))
+        if found is None:
+            return None
+        table = renamed(found, request.request_id)
+        self.totals.add(table, kept=True)
+        self._waiting.setdefault(request.order, []).append(table)
+        return table
+
     def sync(self) -> None:
         """Make everything so far survive a power cut, the rounds of open requests included."""
         for request in self._open.values():
@@ -131,6 +163,7 @@ class Recorder:
         self.journal.sync()
         for order in sorted(self._waiting):
             self._write(order)
+        self._write_rest()
         return self.writer.finish(run_status, lost, self.journal)
 
     def leave(self) -> Path | None:
@@ -146,7 +179,19 @@ class Recorder:
 
     def _write(self, order: int) -> None:
         for table in self._waiting.pop(order, ()):
+            self._names.add(table["request_id"][0].as_py())
             self.writer.write_request(table)
+
+    def _write_rest(self) -> None:
+        """Kept requests that were not asked for again stay, at the end; a name that is taken gets a plus."""
+        for table in self.kept.rest():
+            name = table["request_id"][0].as_py()
+            while name in self._names:
+                name += "+"
+            self._names.add(name)
+            self.totals.add(table, kept=True)
+            self.totals.unasked += 1
+            self.writer.write_request(renamed(table, name))
 
 
 def _ended(row: Row) -> Row:

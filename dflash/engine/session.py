@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -12,9 +12,7 @@ from typing import Any
 
 from dflash.drafters.base import Drafter, DraftShape, ProposalKind
 from dflash.drafters.build import WITH_LAW, DraftSettings, Part, build_drafter, parse_drafter
-from dflash.draftfile.errors import JournalExists
-from dflash.draftfile.journal import SYNC_SECONDS, Journal, journal_path
-from dflash.draftfile.publish import Publication
+from dflash.draftfile.journal import SYNC_SECONDS
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Defaults, Ordinals
 from dflash.engine.dense import DensePass
@@ -22,10 +20,12 @@ from dflash.engine.features import Fingerprint, default_taps
 from dflash.engine.header import RunSettings, build_header, q_complete
 from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
-from dflash.engine.loop import Engine
+from dflash.engine.loop import Conversation, Engine
+from dflash.engine.output import start_journal
 from dflash.engine.prompt import Prompt
 from dflash.engine.prompt_errors import PromptError
 from dflash.engine.recorder import Recorder, Totals
+from dflash.engine.resume import ResumedConversation
 from dflash.errors import UsageError
 from dflash.policy.context import DraftSampling, RuleContext
 from dflash.policy.registry import Policy
@@ -59,9 +59,12 @@ class RecordSettings:
     keep_host: bool = True
     overwrite: bool = False
     sync_seconds: float = SYNC_SECONDS
+    resume: bool = False
 
     def __post_init__(self) -> None:
         parse_drafter(self.drafter)
+        if self.overwrite and self.resume:
+            raise UsageError("Expected --overwrite or --resume, found both.")
         shape = self.policy.shape
         if not self.policy.rule.live:
             raise UsageError(f"The rule {self.policy.rule.name!r} is for replay; record under another one.")
@@ -119,18 +122,6 @@ class Recording:
     lost: list[PromptError] = field(default_factory=list)
 
 
-def check_output(path: Path, overwrite: bool) -> None:
-    """Refuse an output that could not be written, before any model is loaded.
-
-    Raises:
-        OutputExists, OutputBusy, FolderNotWritable: see `draftfile.publish.Publication`.
-        JournalExists: An earlier recording of the same output broke off.
-    """
-    Publication(path, overwrite=overwrite).discard()
-    if not overwrite and journal_path(path).exists():
-        raise JournalExists(journal_path(path))
-
-
 class Session:
     """The parts of one recording, wired together.
 
@@ -178,7 +169,7 @@ class Session:
 
     def record(
         self,
-        conversations: Iterable[ChatConversation],
+        conversations: Iterable[Conversation],
         on_text: Callable[[str], None] | None = None,
         on_request: Callable[[Lane], None] = lambda lane: None,
     ) -> Recording:
@@ -193,10 +184,16 @@ class Session:
         header = build_header(self.target, self.drafter, self._run_settings())
         run_id = secrets.token_hex(8)
         started = perf_counter()
-        with DraftFileWriter(settings.output, header, run_id=run_id, overwrite=settings.overwrite) as writer:
+        choice = {"overwrite": settings.overwrite, "resume": settings.resume}
+        with DraftFileWriter(
+            settings.output, header, run_id=run_id, overwrite=any(choice.values())
+        ) as writer:
+            journal, kept = start_journal(settings.output, header, run_id, settings.sync_seconds, **choice)
             recorder = self._recorder = Recorder(
-                writer, self._journal(header, run_id), keep_text=settings.keep_text, features=bool(self.taps)
+                writer, journal, kept, keep_text=settings.keep_text, features=bool(self.taps)
             )
+            if len(kept):
+                conversations = (ResumedConversation(one, recorder, self.target) for one in conversations)
             try:
                 self._decode(conversations, recorder, on_text, on_request)
                 interrupted = self.stop.is_set()
@@ -217,7 +214,7 @@ class Session:
 
     def _decode(
         self,
-        conversations: Iterable[ChatConversation],
+        conversations: Iterable[Conversation],
         recorder: Recorder,
         on_text: Callable[[str], None] | None,
         on_request: Callable[[Lane], None],
@@ -231,13 +228,6 @@ class Session:
         except BrokenPipeError:
             self._reader_left = True
             self.stop.set()
-
-    def _journal(self, header: Mapping[str, Any], run_id: str) -> Journal:
-        settings = self.settings
-        path = journal_path(settings.output)
-        if settings.overwrite:
-            path.unlink(missing_ok=True)
-        return Journal(path, header, settings.sync_seconds, run_id=run_id)
 
     def _guarded(self, on_text: Callable[[str], None]) -> Callable[[str], None]:
         """`on_text`, but a reader that left stops the run between two rounds instead of inside of one."""
@@ -326,7 +316,8 @@ class Session:
 
 def speed(recording: Recording) -> float:
     """Committed tokens a second over the whole session, prefill included."""
-    return recording.totals.emitted / recording.seconds if recording.seconds else 0.0
+    totals = recording.totals
+    return (totals.emitted - totals.kept_tokens) / recording.seconds if recording.seconds else 0.0
 
 
 def summary(recording: Recording) -> dict[str, Any]:
@@ -338,6 +329,8 @@ def summary(recording: Recording) -> dict[str, Any]:
         "content_digest": published.content_digest,
         "run_status": "interrupted" if recording.interrupted else "finished",
         "requests": totals.requests,
+        "kept": totals.kept,
+        "unasked": totals.unasked,
         "rounds": totals.rounds,
         "tokens": totals.emitted,
         "tau": totals.tau,

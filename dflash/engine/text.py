@@ -17,7 +17,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._tokens: list[int] = []
         self._settled = 0
         self._shown = 0
@@ -44,7 +44,7 @@ class TextStream:
         return fresh
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(
+        text: str = self.tokenizer.decode(
             tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text

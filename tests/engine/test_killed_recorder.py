@@ -102,10 +102,10 @@ def undisturbed(nursery, tmp_path_factory):
     return folder / "run.parquet"
 
 
-def kill_sometime(nursery, folder, chance, after, *words):
+def kill_sometime(nursery, folder, chance, after, *words, most=40):
     """Kills a recorder some time after the log says `after`; returns the lines of the log."""
     child = nursery.start(folder, *words)
-    log, wanted = folder / "log", chance.randrange(1, 4 if after == "synced" else 40)
+    log, wanted = folder / "log", chance.randrange(1, 3 if after == "synced" else most)
     log.touch()
     deadline = time.monotonic() + 60
     while log.read_text().count(after) < wanted and time.monotonic() < deadline:
@@ -144,3 +144,18 @@ def test_ten_kills_lose_nothing_that_was_closed_or_synced(nursery, undisturbed, 
             assert name in still_open or len(rows) == len(whole[name])
         assert open_draft_file(folder / "run.parquet").run_status == "recovered"
         assert run(["doctor", "--deep", "run.parquet"]) == 0
+
+
+@pytest.mark.slow
+def test_kills_and_resumes_end_in_the_file_of_an_undisturbed_run(nursery, undisturbed, tmp_path):
+    chance = random.Random(5)
+    for wanted in ("closed", "synced", "closed"):
+        (tmp_path / "log").unlink(missing_ok=True)
+        kill_sometime(nursery, tmp_path, chance, wanted, "--resume", most=12)
+    nursery.start(tmp_path, "--resume")
+    assert nursery.end() == 0
+    found, whole = open_draft_file(tmp_path / "run.parquet"), open_draft_file(undisturbed)
+    assert found.content_digest == whole.content_digest
+    assert found.run_status == "finished"
+    assert list(requests_of(found.path)) == list(requests_of(whole.path))
+    assert not list(tmp_path.glob("*.journal*"))

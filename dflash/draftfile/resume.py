@@ -1,0 +1,204 @@
+"""Goes on with a recording that was cut short: what of it is finished, and whether it may be kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from dflash.draftfile.canonical import canonical_json
+from dflash.draftfile.columns import arrow_schema
+from dflash.draftfile.errors import DraftFileError, FileEmpty
+from dflash.draftfile.header import Header, validate_header
+from dflash.draftfile.invariants import check_rows
+from dflash.draftfile.journal import Journal, journal_path
+from dflash.draftfile.journal_reader import JournalReader, open_journal
+from dflash.draftfile.reader import DraftFile, open_draft_file
+from dflash.draftfile.requests import check_requests, request_starts
+from dflash.draftfile.view import Limits
+from dflash.errors import DflashError
+
+VERSIONS_AND_TIME = {"created_at", "host", "git.commit", "git.dirty"} | {
+    f"engine.{name}" for name in ("toolkit", "torch", "triton", "transformers", "driver")
+}
+# what makes two requests the same, beside the prompt
+ASKED = ("sampling", "seed", "max_new_tokens", "stop", "ordinal", "category", "conversation", "turn")
+
+Key = bytes
+
+
+class ResumeRefused(DraftFileError):
+    """The recording to go on with was made otherwise."""
+
+    def __init__(self, path: Path, differences: Sequence[str]) -> None:
+        super().__init__(
+            f"{path} was recorded otherwise: {'; '.join(differences)}. "
+            "Go on with the same models and settings, or pass --overwrite instead of --resume."
+        )
+
+
+class Earlier(NamedTuple):
+    """A recording that was cut short.
+
+    Attributes:
+        requests: Reads its finished requests, in the order of the file or of their closing.
+    """
+
+    path: Path
+    header: Header
+    requests: Callable[[], Iterator[pa.Table]]
+
+
+def find_earlier(output: Path) -> Earlier | None:
+    """What an output's journal or the output itself holds; the file wins if both are of one run.
+
+    Raises:
+        OpenError: The output is no draft file, or the journal no journal.
+    """
+    journal = _journal(journal_path(output))
+    file = open_draft_file(output) if output.exists() else None
+    if journal is not None and (file is None or file.run_id != journal.run_id):
+        return Earlier(journal.path, journal.header, lambda: _closed(journal))
+    return None if file is None else Earlier(output, file.header, lambda: _finished(file))
+
+
+def require_same_header(earlier: Earlier, header: Mapping[str, Any]) -> None:
+    """Refuses to go on under other settings; versions, machine and time may differ.
+
+    Raises:
+        ResumeRefused: Names each difference.
+    """
+    expected, found = dict(_leaves(earlier.header.raw)), dict(_leaves(validate_header(header).raw))
+    differences = [
+        f"{name} (expected {_short(expected.get(name))}, found {_short(found.get(name))})"
+        for name in sorted(expected.keys() | found.keys())
+        if name not in VERSIONS_AND_TIME and expected.get(name) != found.get(name)
+    ]
+    if differences:
+        raise ResumeRefused(earlier.path, differences)
+
+
+def request_key(prompt_tokens: Sequence[int], prompt_text: str | None, info: Mapping[str, Any]) -> Key:
+    """Digest of a prompt, its ordinal and the settings of its request."""
+    tokens = hashlib.sha256(np.asarray(prompt_tokens, "<i4").tobytes()).hexdigest()
+    asked = canonical_json([tokens, prompt_text, {name: info.get(name) for name in ASKED}])
+    return hashlib.sha256(asked.encode()).digest()
+
+
+class Kept:
+    """Finished requests of an earlier recording, handed out as the new one asks for them.
+
+    They are read in the order in which they were kept; only what is asked for out of order is held.
+    """
+
+    def __init__(self, keys: Sequence[Key] = (), tables: Iterator[pa.Table] = iter(())) -> None:
+        self._wanted, self._tables = dict.fromkeys(keys), tables
+        self._read: dict[Key, pa.Table] = {}
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def take(self, key: Key) -> pa.Table | None:
+        """The rows of a request, or None if it is still to be run; each is handed out once."""
+        if key not in self._wanted:
+            return None
+        while key not in self._read:
+            table = next(self._tables)
+            self._read[_key(table)] = table
+        del self._wanted[key]
+        return self._read.pop(key)
+
+    def rest(self) -> Iterator[pa.Table]:
+        """What nobody has asked for."""
+        for key in list(self._wanted):
+            table = self.take(key)
+            if table is not None:
+                yield table
+
+
+def carry_over(earlier: Earlier, journal: Journal) -> Kept:
+    """Copies the finished requests into the journal of the new recording, from where they are kept."""
+    keys = []
+    for table in earlier.requests():
+        name = table["request_id"][0].as_py()
+        journal.append(name, table)
+        journal.close_request(name)
+        keys.append(_key(table))
+    journal.sync()
+    return Kept(keys, _carried(journal))
+
+
+def renamed(table: pa.Table, request_id: str) -> pa.Table:
+    """The rows of a request under another id."""
+    position = table.column_names.index("request_id")
+    names = pa.array([request_id] * table.num_rows, pa.string())
+    return table.set_column(position, table.schema.field(position), names)
+
+
+def _journal(path: Path) -> JournalReader | None:
+    try:
+        return open_journal(path) if path.exists() else None
+    except FileEmpty:
+        # killed before the header was written
+        return None
+
+
+def _carried(journal: Journal) -> Iterator[pa.Table]:
+    for entry in open_journal(journal.path).entries():
+        yield entry.table
+
+
+def _closed(journal: JournalReader) -> Iterator[pa.Table]:
+    limits, seen = Limits.of(journal.header), set[str]()
+    for entry in journal.entries():
+        if entry.closed and _is_finished(entry.table) and _is_sound(entry.table, limits, seen):
+            seen.add(entry.request_id)
+            yield entry.table
+
+
+def _is_sound(table: pa.Table, limits: Limits, seen: set[str]) -> bool:
+    """Whether the rows may be kept; a damaged request is run again."""
+    try:
+        check_rows(table, limits)
+        return len(check_requests(table, seen)) == 1
+    except DflashError:
+        return False
+
+
+def _finished(file: DraftFile) -> Iterator[pa.Table]:
+    names = arrow_schema(file.header.features["mode"] != "none").names
+    for group in file.tables(names):
+        starts = [*request_starts(group), group.num_rows]
+        for start, end in zip(starts, starts[1:], strict=False):
+            table = group.slice(start, end - start)
+            if _is_finished(table):
+                yield table
+
+
+def _is_finished(table: pa.Table) -> bool:
+    reasons = table["truncated_by"].drop_null()
+    return len(reasons) > 0 and reasons[-1].as_py() not in ("none", "interrupted")
+
+
+def _key(table: pa.Table) -> Key:
+    first = table.slice(0, 1).select(["prompt_tokens", "prompt_text", "request_info"]).to_pylist()[0]
+    return request_key(first["prompt_tokens"], first["prompt_text"], json.loads(first["request_info"]))
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text[:12] if len(text) == 64 else text

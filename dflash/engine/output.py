@@ -1,0 +1,64 @@
+"""Where a recording goes: its output and its journal, checked before a model is loaded, opened after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dflash.draftfile.errors import JournalExists
+from dflash.draftfile.journal import Journal, journal_path
+from dflash.draftfile.publish import Publication, beside
+from dflash.draftfile.resume import Kept, carry_over, find_earlier, require_same_header
+
+
+def check_output(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+    """Refuse an output that could not be written.
+
+    Raises:
+        OutputExists, OutputBusy, FolderNotWritable: see `draftfile.publish.Publication`.
+        JournalExists: An earlier recording of the same output broke off.
+        OpenError: What is to be resumed cannot be read.
+    """
+    Publication(path, overwrite=overwrite or resume).discard()
+    if resume:
+        find_earlier(path)
+    elif not overwrite and journal_path(path).exists():
+        raise JournalExists(journal_path(path))
+
+
+def start_journal(
+    output: Path,
+    header: Mapping[str, Any],
+    run_id: str,
+    sync_seconds: float,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+) -> tuple[Journal, Kept]:
+    """The journal of an output, and what is kept of an earlier recording; that is in the journal already.
+
+    Raises:
+        JournalExists: An earlier recording broke off, and nobody said what becomes of it.
+        ResumeRefused: It was made under other settings.
+    """
+    path = journal_path(output)
+    if overwrite:
+        path.unlink(missing_ok=True)
+    earlier = find_earlier(output) if resume else None
+    if earlier is None:
+        if resume:
+            # empty, or there is none
+            path.unlink(missing_ok=True)
+        return Journal(path, header, sync_seconds, run_id=run_id), Kept()
+    require_same_header(earlier, header)
+    partial = beside(path, ".partial")
+    partial.unlink(missing_ok=True)
+    journal = Journal(partial, header, sync_seconds, run_id=run_id)
+    try:
+        kept = carry_over(earlier, journal)
+        journal.replace(path)
+    except BaseException:
+        journal.delete()
+        raise
+    return journal, kept
