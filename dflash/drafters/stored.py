@@ -99,9 +99,11 @@ class StoredDrafter(Drafter):
 
     def _cut(self, row: Row, shape: DraftShape, sampling: DraftSampling) -> Proposal:
         proposal, index = Proposal(), {-1: -1}
+        # a union of whole drafts has more paths than its shape says
+        cut = shape.branches < self.file.header.shape["branches"]
         depth, branch = _depths_and_branches(row["node_parent"])
         for node, parent in enumerate(row["node_parent"]):
-            if depth[node] <= shape.length and branch[node] < shape.branches:
+            if depth[node] <= shape.length and not (cut and branch[node] >= shape.branches):
                 index[node] = proposal.add(
                     row["node_token"][node],
                     index[parent],

@@ -1,0 +1,126 @@
+"""Unions: both trees under one anchor, duplicates merged, 64 nodes at most; text as without drafts."""
+
+from __future__ import annotations
+
+import draft_runs
+import pytest
+from drafted import proposal
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash.drafters.base import Drafter, Proposal, ProposalKind, entry
+from dflash.drafters.union import UnionDrafter
+from dflash.errors import UsageError
+
+TREES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=40)
+
+
+class Fixed(Drafter):
+    """Proposes given paths, cut to the shape."""
+
+    family = "fixed"
+
+    def __init__(self, name, lines, kind=ProposalKind.DETERMINISTIC):
+        super().__init__(kind)
+        self.name, self.lines = name, lines
+
+    def propose(self, anchors, shape):
+        """The same tree at each anchor."""
+        return [self._tree(shape.length) for _ in anchors]
+
+    def _tree(self, length):
+        found, places = Proposal(), {(): -1}
+        for line in self.lines:
+            for depth in range(1, min(length, len(line)) + 1):
+                path = tuple(line[:depth])
+                if path not in places:
+                    places[path] = found.add(path[-1], places[path[:-1]], confidence=float(depth))
+        return found
+
+    def header(self):
+        """An entry."""
+        return entry(self.name, self.family, self.kind, cuts=["length"])
+
+
+def lines(found):
+    """Tokens from the anchor to every node."""
+    every = []
+    for token, parent in zip(found.tokens, found.parents, strict=True):
+        every.append((*(every[parent] if parent >= 0 else ()), token))
+    return every
+
+
+def prefixes(tree, length):
+    return {tuple(line[:depth]) for line in tree for depth in range(1, min(length, len(line)) + 1)}
+
+
+@given(TREES, TREES)
+def test_every_path_is_there_once_under_the_first_drafter_that_has_it(one, two):
+    union = UnionDrafter([Fixed("one", one), Fixed("two", two)])
+    found = proposal(union, [0], 5, 1)
+    every = lines(found)
+    assert len(set(every)) == len(every) <= 64
+    expected = prefixes(one, 5) | prefixes(two, 5)
+    if len(expected) <= 64:
+        assert set(every) == expected
+    for node, line in enumerate(every):
+        assert found.source[node] == (line not in prefixes(one, 5))
+        assert found.confidence[node] == len(line)
+        assert found.parents[node] < node
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=5, max_size=5), min_size=16, max_size=40), TREES)
+def test_over_budget_the_shallowest_nodes_stay_so_that_a_cut_in_length_is_exact(one, two):
+    union = UnionDrafter([Fixed("one", one), Fixed("two", two)])
+    whole = proposal(union, [0], 5, 1)
+    for length in range(5):
+        small = proposal(union, [0], length, 1)
+        kept = [node for node, line in enumerate(lines(whole)) if len(line) <= length]
+        assert small.tokens == [whole.tokens[node] for node in kept]
+        assert small.source == [whole.source[node] for node in kept]
+        assert set(lines(small)) == {lines(whole)[node] for node in kept}
+
+
+@pytest.mark.parametrize("inner", [1, 2])
+def test_node_source_counts_the_entries_of_the_header(inner):
+    part = UnionDrafter([Fixed(f"inner{number}", [[number]]) for number in range(inner)])
+    union = UnionDrafter([part, Fixed("last", [[9]])])
+    found = proposal(union, [0], 1, 1)
+    names = [each["name"] for each in union.headers()]
+    assert [names[source] for source in found.source] == [*(f"inner{n}" for n in range(inner)), "last"]
+
+
+def test_only_a_union_of_deterministic_drafters_has_a_law():
+    kinds = list(ProposalKind)
+    for one in kinds:
+        for two in kinds:
+            union = UnionDrafter([Fixed("one", [], one), Fixed("two", [], two)])
+            plain = one is two is ProposalKind.DETERMINISTIC
+            assert union.kind is (ProposalKind.DETERMINISTIC if plain else ProposalKind.MIXED)
+
+
+@pytest.mark.parametrize("names", ["ngram+suffix", "suffix+self", "self+model"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_text_is_that_without_drafts(tiny, tmp_path, other_folder, names, temperature):
+    common = {"temperature": temperature, "max_new_tokens": 20}
+    asked = draft_runs.prompts(3)
+    names = names.replace("model", f"model:{other_folder}")
+    plain = draft_runs.record(tiny, asked, tmp_path / "plain.parquet", drafter="none", length=0, **common)
+    path = draft_runs.record(tiny, asked, tmp_path / "union.parquet", drafter=names, **common)
+    rows = draft_runs.rows(path)
+    assert draft_runs.trunks(rows) == draft_runs.trunks(draft_runs.rows(plain))
+    assert {source for row in rows for source in row["node_source"]} == {0, 1}
+
+
+@pytest.mark.parametrize("names", ["ngram+self", "self+model"])
+def test_speculative_refuses_a_union_that_samples(tiny, tmp_path, other_folder, names):
+    names = names.replace("model", f"model:{other_folder}")
+    with pytest.raises(UsageError, match="speculative needs drafts of one kind.*use match"):
+        draft_runs.session(
+            tiny, tmp_path / "run.parquet", drafter=names, policy="speculative", temperature=0.8
+        )
+    # greedy and deterministic proposals follow one law
+    draft_runs.session(tiny, tmp_path / "run.parquet", drafter=names, policy="speculative")
+    draft_runs.session(
+        tiny, tmp_path / "run.parquet", drafter="ngram+suffix", policy="speculative", temperature=0.8
+    )
