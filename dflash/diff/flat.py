@@ -39,6 +39,10 @@ class Flat:
     starts: I64
     lengths: I64
 
+    def made_of(self, width: int) -> bool:
+        """Whether every row's list is a whole number of pieces of this width."""
+        return bool((self.starts % width == 0).all() and len(self.values) % width == 0)
+
     def take(self, rows: I64, places: I64) -> Values:
         """Return one element of each row given; beyond the end of its list nothing exists."""
         inside = places < self.lengths[rows]

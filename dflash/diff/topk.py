@@ -211,8 +211,16 @@ def _lse(lists: TopLists, name: str) -> F64:
 
 
 def _grid(block: Block, name: str, row: I64, place: I64, size: I64, width: int) -> Values:
+    """The elements of one list for every slot, `[S * width]`."""
+    flat = block.flat(name)
+    if width and (size == width).all() and flat.made_of(width) and len(row):
+        first = flat.starts[row] // width + place
+        inside = (place + 1) * width <= flat.lengths[row]
+        if inside.all():
+            value, valid = (part.reshape(-1, width)[first] for part in (flat.values, flat.valid))
+            return Values(value.ravel(), valid.ravel())
     index = (place * size)[:, None] + np.arange(width)
-    return block.flat(name).take(np.repeat(row, width), index.ravel())
+    return flat.take(np.repeat(row, width), index.ravel())
 
 
 def _join(pair: I64, a: TopLists, b: TopLists) -> Join:
