@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,10 @@ from dflash.policy.registry import parse_policy
 from dflash.replay.batch import columns_of
 from dflash.replay.dense import dense_batches
 from dflash.replay.walk import WALK_COLUMNS, walk
+
+SHAPES = ("match:length=2", "match:branches=1", "match:length=3,branches=2", "match:length=0")
+GREEDY = (*SHAPES, "threshold:t=0.7", "greedy", "speculative:length=4", "threshold:t=0.7,length=2")
+LARGEST = {"length": 5, "branches": 3, "features": False}
 
 
 class Round(NamedTuple):
@@ -111,3 +115,37 @@ def same_rounds(walk: Walk, live: dict[str, list[Round]]) -> int:
         assert mine == theirs, name
         compared += len(mine)
     return compared
+
+
+def hold(
+    target: Any,
+    folder: Path,
+    drafter: str,
+    asked: Sequence[str],
+    temperature: float,
+    policies: Sequence[str],
+    **given: Any,
+) -> tuple[int, int, int]:
+    """Record dense once under `match`, then walk and run that and each policy.
+
+    Returns:
+        Rounds compared, near-ties listed, nodes accepted live.
+    """
+    common = LARGEST | {"drafter": drafter, "temperature": temperature} | given
+    dense = draft_runs.record(target, asked, folder / "dense.parquet", dense=True, **common)
+    texts = draft_runs.trunks(draft_runs.rows(dense))
+    rounds = ties = accepted = 0
+    for number, policy in enumerate(("match", *policies)):
+        path = draft_runs.record(target, asked, folder / f"live{number}.parquet", policy=policy, **common)
+        walk, live = walked(dense, policy), live_rounds(path, policy, temperature)
+        assert not walk.left
+        rounds += same_rounds(walk, live)
+        ties += walk.ties
+        accepted += sum(item.accepted for items in live.values() for item in items)
+        for name, text in draft_runs.trunks(draft_runs.rows(path)).items():
+            assert name in walk.tie or text == texts[name]
+    print(
+        f"{drafter.partition(':')[0]} T={temperature}: {len(asked)} prompts, {1 + len(policies)} policies, "
+        f"{rounds} rounds equal, {accepted} accepted, {ties} near-ties ({ties / max(rounds, 1):.2%})"
+    )
+    return rounds, ties, accepted

@@ -4,37 +4,12 @@ from __future__ import annotations
 
 import draft_runs
 import pytest
-from live_rounds import live_rounds, same_rounds, walked
+from live_rounds import GREEDY, LARGEST, SHAPES, hold, live_rounds, walked
 
 DRAFTERS = ("ngram", "suffix", "self", "model:good", "model:fair", "model:bad")
-SHAPES = ("match:length=2", "match:branches=1", "match:length=3,branches=2", "match:length=0")
-GREEDY = (*SHAPES, "threshold:t=0.7", "greedy", "speculative:length=4", "threshold:t=0.7,length=2")
 SAMPLED = dict.fromkeys(DRAFTERS, SHAPES) | dict.fromkeys(
     ("ngram", "suffix"), (*SHAPES, "speculative:branches=2", "speculative")
 )
-LARGEST = {"length": 5, "branches": 3, "features": False}
-
-
-def hold(target, folder, drafter, asked, temperature, policies, **given):
-    """Record dense once, then walk and run each policy; prints what was compared."""
-    common = LARGEST | {"drafter": drafter, "temperature": temperature} | given
-    dense = draft_runs.record(target, asked, folder / "dense.parquet", dense=True, **common)
-    texts = draft_runs.trunks(draft_runs.rows(dense))
-    rounds = ties = accepted = 0
-    for number, policy in enumerate(("match", *policies)):
-        path = draft_runs.record(target, asked, folder / f"live{number}.parquet", policy=policy, **common)
-        walk, live = walked(dense, policy), live_rounds(path, policy, temperature)
-        assert not walk.left
-        rounds += same_rounds(walk, live)
-        ties += walk.ties
-        accepted += sum(item.accepted for items in live.values() for item in items)
-        for name, text in draft_runs.trunks(draft_runs.rows(path)).items():
-            assert name in walk.tie or text == texts[name]
-    print(
-        f"{drafter.partition(':')[0]} T={temperature}: {len(asked)} prompts, {1 + len(policies)} policies, "
-        f"{rounds} rounds equal, {accepted} accepted, {ties} near-ties ({ties / max(rounds, 1):.2%})"
-    )
-    return rounds, ties, accepted
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
