@@ -18,7 +18,7 @@ from dflash.draftfile.run import Run
 
 CHUNK_ROWS = 1024
 _PACKING = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
-IN_MEMORY = 2**24
+IN_MEMORY = 2**22
 
 
 class Chunk(NamedTuple):
