@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dflash.engine.prompt import Kind, Message, Prompt, Role, encodable, spoken
 from dflash.engine.prompt_errors import BadSetting, BrokenLine, UnknownShape
+from dflash.policy.temperature import TEMPERATURES, is_temperature
 
 
 def line_prompt(text: str, place: str) -> Prompt:
@@ -118,7 +118,10 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+    if not isinstance(value, str) or value == "":
+        return False
+    # half a surrogate pair cannot be stored, and would be found only after decoding
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _is_name(value: Any) -> bool:
@@ -138,13 +141,13 @@ def _is_stop(value: Any) -> bool:
 
 
 def _is_temperature(value: Any) -> bool:
-    return (_is_integer(value) or isinstance(value, float)) and 0 <= value < math.inf
+    return (_is_integer(value) or isinstance(value, float)) and is_temperature(value)
 
 
 _SETTINGS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "id": ("a string or an integer", _is_name),
     "seed": ("an integer from 0 to 2^64 - 1", _is_seed),
-    "temperature": ("a finite number of at least 0", _is_temperature),
+    "temperature": (TEMPERATURES, _is_temperature),
     "max_new_tokens": ("an integer of at least 1", _is_count),
     "stop": ("a string or a list of strings, none empty", _is_stop),
     "category": ("a string", _is_text),

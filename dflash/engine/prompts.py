@@ -67,12 +67,13 @@ def with_ids(entries: Iterable[Prompt | PromptError]) -> Iterator[Prompt | Promp
             yield entry
             continue
         chosen = entry.id or _free_id(order, seen)
-        if chosen in seen:
+        names = _request_ids(chosen, len(entry.turns))
+        if taken := [name for name in names if name in seen]:
             yield DuplicateId(
-                entry.place, f"expected its own id, found {chosen!r} again, as at {seen[chosen]}."
+                entry.place, f"expected its own id, found {taken[0]!r} again, as at {seen[taken[0]]}."
             )
             continue
-        seen[chosen] = entry.place
+        seen |= dict.fromkeys(names, entry.place)
         yield replace(entry, id=chosen)
 
 
@@ -100,6 +101,11 @@ def check_prompts(entries: Iterable[Prompt | PromptError], *, skip_bad: bool = F
     if not prompts:
         raise NoPrompts("prompts", "expected at least one prompt, found none.")
     return CheckedPrompts(tuple(prompts), tuple(refused))
+
+
+def _request_ids(chosen: str, turns: int) -> list[str]:
+    """The id and, of a conversation, the ids of its requests."""
+    return [chosen, *(f"{chosen}/{turn}" for turn in range(turns) if turns > 1)]
 
 
 def _free_id(order: int, seen: Mapping[str, str]) -> str:

@@ -7,14 +7,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dflash.errors import UsageError
+from dflash.policy.temperature import TEMPERATURES, is_temperature
+
+
+class BadTemperature(UsageError):
+    """A temperature at which p cannot be computed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Processing in force. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 cut nothing."""
+    """Processing in force. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 cut nothing.
+
+    Raises:
+        BadTemperature: Logits over the temperature would not fit the columns.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not is_temperature(self.temperature):
+            raise BadTemperature(f"Expected a temperature of {TEMPERATURES}, found {self.temperature:g}.")
 
     @property
     def greedy(self) -> bool:

@@ -56,6 +56,8 @@ OPTIONS = [
     (["--temperature", "nan"], "finite number"),
     (["--temperature", "-0.5"], "finite number"),
     (["--temperature", "inf"], "finite number"),
+    (["--temperature", "1e-300"], "from 0.0001 to 100"),
+    (["--temperature", "1e-40"], "from 0.0001 to 100"),
     (["--top-p", "0"], "finite number"),
     (["--top-p", "1.5"], "finite number"),
     (["--top-p", "nan"], "finite number"),

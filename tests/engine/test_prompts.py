@@ -195,6 +195,11 @@ WRONG = [
     (b'{"prompt": "a", "stop": ""}', errors.BadSetting),
     (b'{"prompt": "a", "stop": ["x", ""]}', errors.BadSetting),
     (b'{"prompt": "a", "category": 1}', errors.BadSetting),
+    (b'{"prompt": "a", "temperature": 1e-300}', errors.BadSetting),
+    (b'{"prompt": "a", "temperature": 101}', errors.BadSetting),
+    (b'{"prompt": "a", "id": "\\ud800"}', errors.BadSetting),
+    (b'{"prompt": "a", "stop": ["x", "\\udfff"]}', errors.BadSetting),
+    (b'{"prompt": "a", "category": "\\udbff"}', errors.BadSetting),
 ]
 
 
@@ -266,6 +271,16 @@ def test_ids_are_unique_and_repeated_ones_are_told() -> None:
     assert len(set(ids)) == len(ids) == 3
     assert isinstance(entries[3], errors.DuplicateId)
     assert "stdin:2" in str(entries[3])
+
+
+@pytest.mark.parametrize("turns_first", [True, False])
+def test_an_id_that_a_turn_of_another_prompt_has_is_told_before_decoding(turns_first: bool) -> None:
+    lines = [{"turns": ["a", "b"], "id": "x"}, {"prompt": "c", "id": "x/1"}]
+    data = "\n".join(map(json.dumps, lines if turns_first else lines[::-1])).encode()
+    first, second = with_ids(read(data))
+    assert isinstance(first, Prompt)
+    assert isinstance(second, errors.DuplicateId)
+    assert "'x/1'" in str(second)
 
 
 def test_a_stream_is_read_as_it_arrives() -> None:
