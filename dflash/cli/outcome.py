@@ -53,7 +53,7 @@ def _told(error: BaseException) -> int:
         case click.exceptions.NoArgsIsHelpError():
             click.echo(error.format_message(), err=True)
         case click.UsageError() if error.ctx is not None:
-            complain(f"{error.format_message()} See `{error.ctx.command_path} --help`.")
+            complain(f"{_ended(error.format_message())} See `{error.ctx.command_path} --help`.")
         case click.ClickException():
             complain(error.format_message())
         case DflashError():
@@ -64,6 +64,10 @@ def _told(error: BaseException) -> int:
         case _:
             complain(f"{type(error).__name__}: {error}. This is a fault in dflash; --debug shows where.")
     return Exit.UNUSABLE
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
 
 
 def _close_streams() -> int:

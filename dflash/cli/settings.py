@@ -42,15 +42,23 @@ def read_settings(path: Path, commands: Collection[str]) -> dict[str, dict[str, 
         if name not in commands or not isinstance(section, dict):
             hint = did_you_mean(name, commands)
             raise BadSettings(f"{path}: expected one section a command, found {name!r}.{hint}")
-    return {
-        name: {key.replace("-", "_"): value for key, value in section.items()}
-        for name, section in sections.items()
-    }
+    return {name: _spelt_once(path, name, section) for name, section in sections.items()}
+
+
+def _spelt_once(path: Path, name: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {key.replace("-", "_"): value for key, value in section.items()}
+    if len(settings) < len(section):
+        raise BadSettings(f"{path}: expected every setting of [{name}] once, found one with both - and _.")
+    return settings
 
 
 def check_settings(name: str, command: click.Command, settings: Mapping[str, Any]) -> None:
     """Refuse a setting that the command does not know; a silent typo would change what is recorded."""
-    known = [parameter.name for parameter in command.params if parameter.name]
-    for key in settings:
+    known = {parameter.name: parameter for parameter in command.params if parameter.name}
+    for key, value in settings.items():
         if key not in known:
             raise BadSettings(f"Settings: [{name}] has no {key!r}.{did_you_mean(key, known)}")
+        several = known[key].multiple or known[key].nargs != 1
+        if isinstance(value, dict) or isinstance(value, list) != several:
+            wanted = "a list" if several else "one value"
+            raise BadSettings(f"Settings: [{name}] expected {wanted} for {key!r}, found {value!r}.")

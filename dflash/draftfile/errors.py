@@ -86,8 +86,8 @@ class OpenError(DraftFileError):
 
 
 class FileMissing(OpenError):
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} does not exist; expected a draft file.")
+    def __init__(self, path: Path, expected: str = "a draft file") -> None:
+        super().__init__(f"{path} does not exist; expected {expected}.")
 
 
 class NotAFile(OpenError):

@@ -102,7 +102,7 @@ def open_journal(path: Path | str) -> JournalReader:
     """
     path = Path(path)
     if not path.is_file():
-        raise NotAFile(path) if path.exists() else FileMissing(path)
+        raise NotAFile(path) if path.exists() else FileMissing(path, "the journal of a recording")
     if not path.stat().st_size:
         raise FileEmpty(path)
     try:

@@ -87,7 +87,7 @@ def _places(path: Path) -> tuple[Path, Path]:
         return path, path.with_suffix(".parquet")
     journal = journal_path(path)
     if not journal.is_file():
-        raise FileMissing(journal)
+        raise FileMissing(journal, "the journal of a recording")
     return journal, path
 
 

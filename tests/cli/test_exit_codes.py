@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,9 @@ WRONG = [
     (["models", "pull", "no-such-model"], "Expected a model of the catalogue"),
     (["models", "pull", "SmolLM2-135M-Instuct"], "Did you mean 'SmolLM2-135M-Instruct'?"),
     (["models", "fetch"], "No such command"),
+    (["schema", "columns"], "unexpected extra argument"),
+    (["recover", "missing.parquet"], "expected the journal of a recording"),
+    (["recover", "missing.journal"], "expected the journal of a recording"),
     (["bench", "recrod"], "There is no command `dflash bench recrod`. Did you mean 'record'?"),
     (["--settings", "missing.toml", "env"], "cannot be read"),
 ]
@@ -52,6 +56,7 @@ def test_usage_errors_are_one_line_on_stderr(words: list[str], told: str) -> Non
     assert done.stderr.startswith("error: ")
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert not re.search(r"[^.?!] See `", done.stderr)
 
 
 def test_debug_shows_where_before_or_after_the_command() -> None:
@@ -107,6 +112,9 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> 
         ("[env]\nas_jso = true\n", "Did you mean 'as_json'?"),
         ("env = 3\n", "expected one section a command"),
         ("[env\n", "cannot be read"),
+        ("[env]\nas-json = [true]\n", "expected one value"),
+        ("[env]\nas-json = {}\n", "expected one value"),
+        ("[env]\nas-json = true\nas_json = false\n", "once"),
     ],
 )
 def test_a_wrong_settings_file_is_told(text: str, told: str, tmp_path: Path) -> None:
@@ -114,6 +122,7 @@ def test_a_wrong_settings_file_is_told(text: str, told: str, tmp_path: Path) -> 
     done = dflash("env", cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
+    assert "fault in dflash" not in done.stderr
 
 
 def test_no_colour_codes_without_a_terminal() -> None:
