@@ -85,6 +85,9 @@ class Publication:
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:
+            # where no file can be made, the lock waits for one as if another process held it
+            if not os.path.lexists(self._lock.lock_file):
+                raise FolderNotWritable(self.path.parent, "no file can be made there") from error
             raise OutputBusy(self.path) from error
         except OSError as error:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error

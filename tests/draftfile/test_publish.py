@@ -161,6 +161,21 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pyt
     assert names(tmp_path) == []
 
 
+def test_a_folder_where_no_file_can_be_made_is_not_told_as_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refuse(path: Any, *rest: Any, **named: Any) -> int:
+        if str(path).endswith(".lock"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return opened(path, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(FolderNotWritable, match="no file can be made"):
+        Publication(tmp_path / "run.parquet")
+
+
 def test_everything_is_durable_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
