@@ -12,12 +12,18 @@ import click
 
 from dflash.cli.cat_lines import write_csv, write_ndjson
 from dflash.cli.cat_text import write_text
+from dflash.cli.settings import did_you_mean
 from dflash.cli.token_text import find_tokens
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.summary import Kind
+from dflash.errors import UsageError
 
 KINDS = {"live": Kind.LIVE, "dense": Kind.DENSE, "prefill": Kind.PREFILL, "features": Kind.PROMPT_FEATURES}
 Row = dict[str, Any]
+
+
+class UnknownRequest(UsageError):
+    """A request that the file does not hold."""
 
 
 @click.command()
@@ -42,6 +48,8 @@ def cat(
     As text every tree is drawn, accepted nodes marked with * and coloured.
     """
     opened = open_draft_file(file)
+    if wanted is not None:
+        _check_request(opened, wanted)
     chosen = islice(select(opened, wanted, {KINDS[name] for name in kind}), rows)
     if form == "ndjson":
         write_ndjson(chosen, sys.stdout)
@@ -50,6 +58,14 @@ def cat(
     else:
         write_text(chosen, find_tokens(opened.header, tokenizer))
     sys.stdout.flush()
+
+
+def _check_request(file: DraftFile, request: str) -> None:
+    known = [
+        name for table in file.tables(["request_id"]) for name in table["request_id"].unique().to_pylist()
+    ]
+    if request not in known:
+        raise UnknownRequest(f"{file.path} has no request {request!r}.{did_you_mean(request, known)}")
 
 
 def select(file: DraftFile, request: str | None, kinds: set[Kind]) -> Iterator[Row]:

@@ -51,6 +51,11 @@ def test_ndjson_holds_every_cell(
         assert line == {name: finite(value) for name, value in row.items()}
 
 
+def test_a_request_that_is_not_there_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cat", str(path), "--request", "no such request"]) == 2
+    assert "'no such request'" in capsys.readouterr().err
+
+
 def test_csv_holds_every_row(path: Path, parts: list[pa.Table], capsys: pytest.CaptureFixture[str]) -> None:
     found = list(csv.DictReader(io.StringIO(output(capsys, str(path), "--format", "csv"))))
     rows = pa.concat_tables(parts).to_pylist()
