@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,10 +94,14 @@ class Kept:
     """Finished requests of an earlier recording, handed out as the new one asks for them.
 
     They are read in the order in which they were kept; only what is asked for out of order is held.
+
+    Attributes:
+        names: The ids under which the journal holds them.
     """
 
-    def __init__(self, keys: Sequence[Key] = (), tables: Iterator[pa.Table] = iter(())) -> None:
-        self._wanted, self._tables = dict.fromkeys(keys), tables
+    def __init__(self, names: Mapping[str, Key], tables: Iterator[pa.Table] = iter(())) -> None:
+        self.names = frozenset(names)
+        self._wanted, self._tables = dict.fromkeys(names.values()), tables
         self._read: dict[Key, pa.Table] = {}
 
     def __len__(self) -> int:
@@ -123,18 +127,27 @@ class Kept:
 
 def carry_over(earlier: Earlier, journal: Journal) -> Kept:
     """Copies the finished requests into the journal of the new recording, from where they are kept."""
-    keys = []
+    keys = dict[str, Key]()
     for table in earlier.requests():
         name = table["request_id"][0].as_py()
         journal.append(name, table)
         journal.close_request(name)
-        keys.append(_key(table))
+        keys[name] = _key(table)
     journal.sync()
     return Kept(keys, _carried(journal))
 
 
+def free_name(name: str, taken: Container[str]) -> str:
+    """The name, with as many plus signs as make it a new one."""
+    while name in taken:
+        name += "+"
+    return name
+
+
 def renamed(table: pa.Table, request_id: str) -> pa.Table:
     """The rows of a request under another id."""
+    if not table.num_rows or table["request_id"][0].as_py() == request_id:
+        return table
     position = table.column_names.index("request_id")
     names = pa.array([request_id] * table.num_rows, pa.string())
     return table.set_column(position, table.schema.field(position), names)

@@ -50,7 +50,7 @@ def start_journal(
         if resume:
             # empty, or there is none
             path.unlink(missing_ok=True)
-        return Journal(path, header, sync_seconds, run_id=run_id), Kept()
+        return Journal(path, header, sync_seconds, run_id=run_id), Kept({})
     require_same_header(earlier, header)
     partial = beside(path, ".partial")
     partial.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.journal import Journal
-from dflash.draftfile.resume import Kept, renamed, request_key
+from dflash.draftfile.resume import Kept, free_name, renamed, request_key
 from dflash.draftfile.rows import RequestRows
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.dense import DENSE
@@ -24,9 +24,10 @@ from dflash.engine.request import Request
 
 @dataclass(slots=True)
 class _Open:
-    """A request being recorded; its first `journaled` rows are in the journal."""
+    """A request being recorded; its first `journaled` rows are in the journal, which may rename it."""
 
     request_id: str
+    journal_name: str
     rows: list[Row] = field(default_factory=list)
     journaled: int = 0
 
@@ -101,11 +102,14 @@ class Recorder:
         self._waiting: dict[int, list[pa.Table]] = {}
         self._ended: set[int] = set()
         self._names: set[str] = set()
+        self._journal_names = set(kept.names)
         self._next = 0
 
     def opened(self, lane: Lane) -> None:
         """Start the rows of a lane's request."""
-        self._open[lane.index] = _Open(lane.request.request_id)
+        name = free_name(lane.request.request_id, self._journal_names)
+        self._journal_names.add(name)
+        self._open[lane.index] = _Open(lane.request.request_id, name)
 
     def row(self, lane: Lane, row: Row) -> None:
         """Take one round."""
@@ -127,8 +131,8 @@ class Recorder:
         table = request.table(0, self.features)
         self.totals.add(table)
         self._waiting.setdefault(lane.request.order, []).append(table)
-        self.journal.append(request.request_id, table.slice(request.journaled))
-        self.journal.close_request(request.request_id)
+        self._append(request, table.slice(request.journaled))
+        self.journal.close_request(request.journal_name)
 
     def ended(self, order: int) -> None:
         """A prompt has no more requests: write it as soon as all prompts before it are written."""
@@ -155,7 +159,7 @@ class Recorder:
             if len(request.rows) > request.journaled:
                 table = request.table(request.journaled, self.features)
                 request.journaled = len(request.rows)
-                self.journal.append(request.request_id, table)
+                self._append(request, table)
         self.journal.sync()
 
     def finish(self, run_status: Any = "finished", lost: dict[str, Any] | None = None) -> Published:
@@ -177,6 +181,9 @@ class Recorder:
         self.journal.delete()
         return None
 
+    def _append(self, request: _Open, table: pa.Table) -> None:
+        self.journal.append(request.journal_name, renamed(table, request.journal_name))
+
     def _write(self, order: int) -> None:
         for table in self._waiting.pop(order, ()):
             self._names.add(table["request_id"][0].as_py())
@@ -185,9 +192,7 @@ class Recorder:
     def _write_rest(self) -> None:
         """Kept requests that were not asked for again stay, at the end; a name that is taken gets a plus."""
         for table in self.kept.rest():
-            name = table["request_id"][0].as_py()
-            while name in self._names:
-                name += "+"
+            name = free_name(table["request_id"][0].as_py(), self._names)
             self._names.add(name)
             self.totals.add(table, kept=True)
             self.totals.unasked += 1

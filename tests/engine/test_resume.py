@@ -132,6 +132,20 @@ def test_other_prompts_keep_what_was_recorded_under_a_free_name(record_lines, cu
     assert (document["kept"], document["unasked"]) == (3, 1)
 
 
+def test_a_second_break_after_prompts_moved_loses_nothing_either(record_lines, cut, in_folder):
+    old = [{"prompt": "alpha"}, {"prompt": "beta"}, {"prompt": "gamma"}]
+    new = [{"prompt": "fresh"}, *old, {"prompt": "more"}]
+    cut(MemoryError(), 15, "run.parquet", lines=old)
+    assert cut(MemoryError(), 10, "run.parquet", "--resume", lines=new)[0] == 2
+    assert run(["recover", "run.journal", "-o", "saved.parquet"]) == 0
+    prompts = [rows[0]["prompt_text"] for rows in requests_of(in_folder / "saved.parquet").values()]
+    assert sum("fresh" in prompt for prompt in prompts) == sum("alpha" in prompt for prompt in prompts) == 1
+    (in_folder / "saved.parquet").rename(in_folder / "run.parquet")
+    assert record_lines("run.parquet", "--resume", lines=new)[1]["unasked"] == 0
+    record_lines("whole.parquet", lines=new)
+    assert digest(in_folder / "run.parquet") == digest(in_folder / "whole.parquet")
+
+
 def test_other_settings_of_a_request_run_it_again(record_lines, cut, in_folder):
     cut(MemoryError(), 20, "run.parquet", lines=[{"prompt": "alpha"}, {"prompt": "beta"}, {"prompt": "c"}])
     lines = [{"prompt": "alpha", "max_new_tokens": 3}, {"prompt": "beta"}, {"prompt": "c"}]
