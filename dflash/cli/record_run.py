@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from dflash.cli.outcome import Exit
-from dflash.cli.output import emit, level, stages, talk, warn
+from dflash.cli.output import bar, emit, level, stages, talk, warn
 from dflash.engine.chat import ChatConversation, Defaults
+from dflash.engine.lane import Lane
 from dflash.engine.output import check_output
 from dflash.engine.prompts import check_prompts, read_prompt_file, read_prompt_stream, text_prompt, with_ids
 from dflash.engine.session import Entry, Recording, RecordSettings, Session, summary
@@ -39,17 +40,28 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         entries = _checked(entries, options["skip_bad"])
     check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
     session = Session(_load(options), settings)
+    answering = (bool(prompts) or typed) and not as_json
+    total: int | None = None
     conversations = session.conversations(entries)
     if not stream:
-        conversations = iter(list(session.conversations(entries, check=not options["skip_bad"])))
-    answering = (bool(prompts) or typed) and not as_json
-    with _interrupts(session) as waiting, _journal_told(session):
+        checked = list(session.conversations(entries, check=not options["skip_bad"]))
+        total = sum(len(conversation.prompt.turns) for conversation in checked)
+        conversations = iter(checked)
+    with _interrupts(session) as waiting, _journal_told(session), _told(answering, total) as each:
         recording = session.record(
-            waiting(conversations) if stream else conversations,
-            _write if answering else None,
-            _separator(answering),
+            waiting(conversations) if stream else conversations, _write if answering else None, each
         )
     return _close(recording, as_json)
+
+
+@contextmanager
+def _told(answering: bool, total: int | None) -> Iterator[Callable[[Lane], None]]:
+    """What happens when a request ends: the answer's line ends, or the progress bar moves on."""
+    if answering:
+        yield lambda lane: _write("\n")
+        return
+    with bar("decoding", total) as (progress, task):
+        yield lambda lane: progress.update(task, advance=1, description=f"decoded {lane.request.request_id}")
 
 
 @contextmanager
@@ -169,10 +181,6 @@ def _load(options: Mapping[str, Any]) -> Target:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _separator(answering: bool) -> Callable[[Any], None]:
-    return lambda lane: _write("\n") if answering else None
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from dflash.engine.recorder import Recorder, Totals
 from dflash.engine.resume import ResumedConversation
 from dflash.errors import UsageError
 from dflash.policy.context import DraftSampling, RuleContext
+from dflash.policy.errors import IncompleteDraftLaw
 from dflash.policy.registry import Policy
 from dflash.target.load import Target
 from dflash.target.model import TrunkModel
@@ -270,6 +271,9 @@ class Session:
             recorded_rule=settings.policy.rule.name,
         )
         rule = settings.policy.rule
+        branching = settings.live_shape.branches > 1 or len(settings.parts) > 1
+        if rule.name == "speculative" and context.sampled and branching and not context.q_complete:
+            raise IncompleteDraftLaw(rule.name)
         if rule.name == "speculative" and self.drafter.kind is ProposalKind.MIXED:
             raise UsageError(
                 "The rule speculative needs drafts of one kind, and this union's differ; use match."
