@@ -42,8 +42,10 @@ def way_of(policy: Policy, file: DraftFile, recorded: Policy) -> Way:
     """Return the most exact way to replay a policy on a dense file.
 
     A path-exact or lossy policy walks a trunk of the target's choices; a law-exact one walks any trunk that
-    was recorded losslessly; what is left is re-judged.
+    was recorded losslessly; what is left is re-judged, as is a cut that is no live draft of its shape.
     """
+    if not _drafts_live(policy, file):
+        return Way.REJUDGE
     context = context_from_header(file.header.raw)
     exactness = policy.rule.exactness_in(context, _branches(policy, file))
     if exactness is Exactness.LAW:
@@ -114,6 +116,15 @@ def _same(policy: Policy, recorded: Policy) -> bool:
 
 def _branches(policy: Policy, file: DraftFile) -> bool:
     return policy.shape.filled(largest_shape(file)).branches != 1
+
+
+def _drafts_live(policy: Policy, file: DraftFile) -> bool:
+    """Return whether each drafter, asked for the policy's shape, would draft the recorded tree, cut."""
+    largest = largest_shape(file)
+    asked = policy.shape.filled(largest)
+    cuts = {name for name in ("length", "branches") if getattr(asked, name) != getattr(largest, name)}
+    exact = [drafter.get("cuts") for drafter in file.header.drafters]
+    return all(known is None or cuts <= set(known) for known in exact)
 
 
 def _emits_choices(recorded: Policy, context: RuleContext) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
-from dflash.policy.noise import I64
+from dflash.policy.noise import F64, I64
 from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool
@@ -21,6 +21,7 @@ from dflash.replay.errors import WalkDiverged
 
 WALK_COLUMNS = ("node_token", "slot_choice", "slot_gap", "slot_cut_gap", "node_draft_gap")
 CHOSEN = "slot_chosen"
+LEAD = "node_lead"
 
 
 class NearTie(NamedTuple):
@@ -74,7 +75,7 @@ def walk(policy: Policy, dense: DenseBatch, part: Part, tolerance: float, strict
     """
     trunk = dense.trunk
     marked = _with_choices(onto_trunk(part.rounds, trunk, part.rows), part.context)
-    rounds = policy.shape.cut(marked)
+    rounds = policy.shape.cut(_with_leads(marked))
     decision = policy.rule.decide(rounds, part.context)
     left, good = _leaves(rounds, decision)
     kept = np.minimum(decision.accepted_count + 1, trunk.left[part.rows])
@@ -97,6 +98,31 @@ def _with_choices(rounds: Rounds, context: RuleContext) -> Rounds:
     if context.temperature == 0:
         values["slot_argmax"] = choice
     return rounds.with_values(values)
+
+
+def _with_leads(rounds: Rounds) -> Rounds:
+    """Add by how much each drafted token beat its next sibling; null for the last one."""
+    gap = rounds["node_draft_gap"]
+    node, following = _neighbours(rounds)
+    lead = np.full(len(gap), np.nan)
+    lead[node] = gap[node] - gap[following]
+    return rounds.with_values({LEAD: lead})
+
+
+def _neighbours(rounds: Rounds) -> tuple[I64, I64]:
+    """Return every node that has a next sibling, and that sibling."""
+    order = np.argsort(rounds.parent_slot, kind="stable")
+    one, two = order[:-1], order[1:]
+    same = rounds.parent_slot[one] == rounds.parent_slot[two]
+    return one[same], two[same]
+
+
+def _draft_gaps(rounds: Rounds) -> F64:
+    """Return the margin of every draft over the best one left out, be it cut away or never drafted."""
+    last = np.ones(len(rounds.node_parent), dtype=bool)
+    last[_neighbours(rounds)[0]] = False
+    lead = rounds[LEAD]
+    return np.where(last & ~np.isnan(lead), lead, rounds["node_draft_gap"])
 
 
 def _leaves(rounds: Rounds, decision: Decision) -> tuple[Bool, I64]:
@@ -151,7 +177,7 @@ def _near_ties(
     if strict and (differs & ~close).any():
         slot = int(np.flatnonzero(differs & ~close)[0])
         raise _diverged(dense, rows[slot_round[slot]], rounds, slot)
-    drafted = on_path[rounds.parent_slot] & (rounds["node_draft_gap"] < scaled)
+    drafted = on_path[rounds.parent_slot] & (_draft_gaps(rounds) < scaled)
     kinds = {
         "choice": slot_round[differs],
         "margin": slot_round[judged & close & ~differs],

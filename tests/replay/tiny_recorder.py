@@ -165,9 +165,13 @@ class Recorder:
         self, trunk: list[int], first: int, key: tuple[int, int], temperature: float
     ) -> list[dict[str, Any]]:
         """A judged draft of the largest shape at every output token but the last."""
-        live, (self.length, self.branches) = (self.length, self.branches), self.largest or (
-            self.length,
-            self.branches,
+        live, (self.length, self.branches) = (
+            (self.length, self.branches),
+            self.largest
+            or (
+                self.length,
+                self.branches,
+            ),
         )
         rows = []
         for anchor in range(first, len(trunk) - 1):
@@ -233,7 +237,7 @@ class Recorder:
             "slot_choice": np.array(choice, dtype=np.int32),
             "slot_gap": gap,
             "slot_cut_gap": np.full(len(slot_token), np.nan, dtype=np.float32),
-            "node_draft_gap": np.full(len(nodes), 1.0, dtype=np.float32),
+            "node_draft_gap": np.arange(len(nodes), 0, -1, dtype=np.float32),
             "slot_lse": np.logaddexp.reduce(logits, axis=1).astype(np.float32),
             "slot_lse_p": self.lse_p(logits, temperature),
             "slot_cutoff": np.full(len(slot_token), -np.inf, dtype=np.float32),
