@@ -11,7 +11,10 @@ from click.testing import CliRunner
 
 from dflash.cli.main import app
 
-RUNS = ("ngram-chain", "ngram-tree", "self-match", "self-speculative", "conversation")
+RUNS = (
+    *("ngram-chain", "ngram-tree", "self-match", "self-speculative", "conversation"),
+    *("dense-ngram-tree", "dense-self", "quant-none", "quant-int8"),
+)
 POLICIES = ("match", "speculative", "threshold:t=0.7", "match:length=2")
 
 
@@ -68,3 +71,30 @@ def test_tau_is_what_ten_lines_without_the_package_count(samples, name):
     tau = sum(count + 1 for count in live) / len(live)
     document = json.loads(run("replay", f"{name}.parquet", "--json").stdout)
     assert document["runs"][0]["policies"][0]["tau"] == pytest.approx(tau, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dense-ngram-tree", "dense-self"])
+def test_a_walk_under_the_recorded_policy_is_the_recorded_run(samples, name):
+    verdicts = samples / "verdicts.parquet"
+    assert run("replay", f"{name}.parquet", "-o", str(verdicts)).return_value in (0, None)
+    columns = ["kind", "request_id", "anchor_position", "accepted_nodes"]
+    rows = pq.read_table(f"{name}.parquet", columns=columns).to_pylist()
+    live = {
+        (row["request_id"], row["anchor_position"]): row["accepted_nodes"] for row in rows if row["kind"] == 0
+    }
+    walked = pq.read_table(verdicts).to_pylist()
+    assert {(row["request_id"], row["anchor_position"]): row["accepted_nodes"] for row in walked} == live
+
+
+def test_two_quantisations_differ_as_they_did(samples):
+    found = run("diff", "quant-none.parquet", "quant-int8.parquet", "--json")
+    assert found.return_value == 1
+    document = json.loads(found.stdout)
+    same(document, expected(samples, "quant", "diff"))
+    assert "quantisation" in document["causes"][0]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_differs_not_from_itself(samples, name):
+    found = run("diff", f"{name}.parquet", f"{name}.parquet", "--json")
+    assert found.return_value in (0, None)
