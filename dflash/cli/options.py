@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from dflash.cli.output import Level, set_level
+from dflash.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -96,3 +97,18 @@ def _level_option(flags: list[str], level: Level, text: str) -> click.Option:
             set_level(level)
 
     return click.Option(flags, is_flag=True, expose_value=False, callback=remember, help=text)
+
+
+def read_pairs(texts: Iterable[str]) -> dict[str, str]:
+    """The values of a repeated `-P KEY=VALUE`.
+
+    Raises:
+        UsageError: One is not of that form.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise UsageError(f"Expected -P KEY=VALUE, found {text!r}.")
+        pairs[key] = value
+    return pairs

@@ -8,38 +8,37 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dflash.cli.outcome import Exit
-from dflash.cli.output import bar, emit, level, stages, talk, warn
-from dflash.engine.chat import ChatConversation, Defaults
+from dflash.cli.output import bar, emit, level, talk, warn
+from dflash.cli.record_options import load, record_settings
+from dflash.engine.chat import ChatConversation
+from dflash.engine.features import FINGERPRINT
 from dflash.engine.lane import Lane
 from dflash.engine.output import check_output
+from dflash.engine.prompt_errors import NoPrompts
 from dflash.engine.prompts import check_prompts, read_prompt_file, read_prompt_stream, text_prompt, with_ids
-from dflash.engine.session import Entry, Recording, RecordSettings, Session, summary
+from dflash.engine.session import Entry, Recording, Session, summary
 from dflash.errors import UsageError
-from dflash.policy.context import Proposal as ProposalKind
-from dflash.policy.registry import parse_policy
-from dflash.target.load import Target, load_target
-from dflash.target.sampling import Sampling
 
 
 def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options: Mapping[str, Any]) -> int:
     """Record; returns the exit code."""
     if prompts and prompt_file:
         raise UsageError("Expected prompts as words or in --prompts, found both.")
-    settings = _settings(options)
+    settings = record_settings(options)
     typed = not prompts and prompt_file is None
     stream = prompt_file == "-" or typed
     entries = _entries(prompts, prompt_file)
     if not stream:
         entries = _checked(entries, options["skip_bad"])
+    elif not sys.stdin.isatty():
+        entries = _begun(entries)
     check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
-    session = Session(_load(options), settings)
+    session = Session(load(options), settings)
     answering = (bool(prompts) or typed) and not as_json
     total: int | None = None
     conversations = session.conversations(entries)
@@ -47,6 +46,8 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         checked = list(session.conversations(entries, check=not options["skip_bad"]))
         total = sum(len(conversation.prompt.turns) for conversation in checked)
         conversations = iter(checked)
+    if session.taps:
+        talk(f"features: a fingerprint of {4 * FINGERPRINT} bytes a committed token, before compression")
     with _interrupts(session) as waiting, _journal_told(session), _told(answering, total) as each:
         recording = session.record(
             waiting(conversations) if stream else conversations, _write if answering else None, each
@@ -78,57 +79,6 @@ def _journal_told(session: Session) -> Iterator[None]:
             )
 
 
-def _settings(options: Mapping[str, Any]) -> RecordSettings:
-    pairs = dict(_pair(text) for text in options["pairs"])
-    if options["resume"] and not options["output"]:
-        raise UsageError("Expected -o with --resume: the output of the recording to go on with.")
-    defaults = Defaults(
-        sampling=Sampling(options["temperature"], options["top_k"], options["top_p"]),
-        seed=options["seed"],
-        max_new_tokens=options["max_new_tokens"],
-        stop=_stops(options["stop"]),
-        system=options["system"],
-        raw=options["raw"],
-    )
-    drafter = "none" if options["length"] == 0 else options["drafter"]
-    proposal = options["proposal"]
-    return RecordSettings(
-        output=options["output"] or Path(f"dflash-{datetime.now(UTC):%Y%m%d-%H%M%S}.parquet"),
-        drafter=drafter,
-        policy=parse_policy(options["policy"], pairs),
-        defaults=defaults,
-        length=options["length"],
-        branches=options["branches"],
-        proposal=ProposalKind(proposal) if proposal else None,
-        draft_temperature=options["draft_temperature"],
-        draft_top_k=options["draft_top_k"],
-        draft_top_p=options["draft_top_p"],
-        store_topk=options["store_topk"],
-        features=options["features"] != "none",
-        lanes=options["lanes"],
-        dense=options["dense"],
-        warm=options["warm"],
-        keep_text=not options["no_text"],
-        keep_host=not options["no_host"],
-        overwrite=options["overwrite"],
-        sync_seconds=options["sync_seconds"],
-        resume=options["resume"],
-    )
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals and value):
-        raise UsageError(f"Expected -P KEY=VALUE, found {text!r}.")
-    return key, value
-
-
-def _stops(stops: Sequence[str]) -> tuple[str, ...]:
-    if "" in stops:
-        raise UsageError("Expected --stop to be some text, found an empty one.")
-    return tuple(stops)
-
-
 def _entries(prompts: Sequence[str], prompt_file: str | None) -> Iterator[Entry]:
     if prompts:
         return with_ids(text_prompt(text) for text in prompts)
@@ -137,6 +87,14 @@ def _entries(prompts: Sequence[str], prompt_file: str | None) -> Iterator[Entry]
     if prompt_file == "-":
         return with_ids(read_prompt_stream(sys.stdin.buffer))
     return with_ids(read_prompt_file(Path(prompt_file)))
+
+
+def _begun(entries: Iterator[Entry]) -> Iterator[Entry]:
+    """The prompts of a stream once the first has come; an empty stream loads no model."""
+    first = next(entries, None)
+    if first is None:
+        raise NoPrompts("stdin", "expected at least one prompt, found none.")
+    return chain([first], entries)
 
 
 def _typed() -> Iterator[Entry]:
@@ -158,24 +116,6 @@ def _checked(entries: Iterator[Entry], skip_bad: bool) -> Iterator[Entry]:
     for error in checked.refused:
         warn(str(error))
     return iter(checked.prompts)
-
-
-def _load(options: Mapping[str, Any]) -> Target:
-    device = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(
-            f"Expected a torch device that is here, found {device!r}: {str(error).splitlines()[0]}"
-        ) from error
-    with stages() as report:
-        return load_target(
-            options["target"],
-            device=device,
-            dtype=options["dtype"],
-            quantisation=options["target_quant"],
-            progress=report,
-        )
 
 
 def _write(text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash.cli.options import files_argument, json_option, output_option
+from dflash.cli.options import files_argument, json_option, output_option, read_pairs
 from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.replay_text import render
@@ -64,6 +64,10 @@ def replay(
     """
     asked = read_policies(policies, parameters)
     runs = open_runs(files)
+    if check:
+        for run in runs:
+            for file in run.files:
+                file.check_bytes()
     results = _all(runs, asked, (check, not rejudge), output, overwrite)
     emit(document(results), as_json, lambda console: render(results, console))
     if output is not None:
@@ -80,12 +84,7 @@ def read_policies(texts: Sequence[str], parameters: Sequence[str]) -> list[Polic
     """
     if parameters and len(texts) != 1:
         raise UsageError(f"-P needs exactly one --policy, found {len(texts)}.")
-    extra = {}
-    for text in parameters:
-        key, equals, value = text.partition("=")
-        if not (key and equals and value):
-            raise UsageError(f"-P takes K=V, found {text!r}.")
-        extra[key] = value
+    extra = read_pairs(parameters)
     return [parse_policy(text, extra) for text in texts]
 
 

@@ -92,6 +92,8 @@ def parse_drafter(text: str) -> list[Part]:
             expected = f"{family}:PLACE" if family in WITH_PLACE else family
             raise UsageError(f"Expected the drafter as {expected}, found {piece!r}.")
         parts.append(Part(family, place or None))
+    if len(set(parts)) < len(parts):
+        raise UsageError(f"Expected different drafters in a union, found one twice in {text!r}.")
     if len(parts) > 1 and Part("none") in parts:
         raise UsageError(f"Expected drafters that draft, found 'none' in the union {text!r}.")
     return parts

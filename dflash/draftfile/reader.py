@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dflash.draftfile.columns import COLUMN
 from dflash.draftfile.errors import ColumnUnknown, FooterChanged, PageCorrupt, RowsDisagree
 from dflash.draftfile.file_columns import check_columns
-from dflash.draftfile.footer import check_footer, open_parquet, read_pairs
+from dflash.draftfile.footer import check_body, check_footer, open_parquet, read_pairs
 from dflash.draftfile.header import Header
 from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.metadata import CHECKSUM, CHUNK_CHECKSUMS, FOOTER_DIGEST, Chunk, checksum, group_chunks
@@ -104,6 +104,15 @@ class DraftFile:
                     if chunk.column in names:
                         self.check_chunk(raw, chunk, group)
                 yield self.read_group(parquet, group, schema)
+
+    def check_bytes(self) -> None:
+        """Reads the whole file and holds it against its digest, columns that nobody asked for included.
+
+        Raises:
+            BodyChanged: Some byte is not what was written.
+        """
+        with open_parquet(self.path) as parquet:
+            check_body(self.path, read_pairs(self.path, parquet))
 
     def check_chunk(self, raw: BinaryIO, chunk: Chunk, group: int) -> None:
         """Compares the bytes of one column chunk with their checksum.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -132,6 +132,8 @@ class Session:
 
     def __init__(self, target: Target, settings: RecordSettings) -> None:
         self.target = target
+        # ids beyond the tokenizer's are padding, and are never stored
+        settings = replace(settings, store_topk=min(settings.store_topk, len(target.tokenizer)))
         self.settings = settings
         self.stop = threading.Event()
         self.lost: list[PromptError] = []

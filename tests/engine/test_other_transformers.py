@@ -31,7 +31,10 @@ def test_record_and_replay_work_and_give_the_same_tokens(root, in_folder, tiny, 
         pytest.skip("transformers 5.17.0 is not beside this environment; `make venv` puts it there")
     path = os.pathsep.join([str(OLDER), str(root), str(root / "tests")])
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     from dflash.draftfile.reader import open_draft_file

@@ -125,6 +125,14 @@ BAD = {
     "no such prompt file": (["--prompts", "none.jsonl"], "none.jsonl"),
     "words and a file": (["x", "--prompts", "none.jsonl"], "both"),
     "bad pair": (["x", "-P", "t"], "KEY=VALUE"),
+    "stop that is no text": (["x", "--stop", "\udcff"], "UTF-8"),
+    "system that is no text": (["x", "--system", "\udcff"], "UTF-8"),
+    "raw with a system message": (["x", "--raw", "--system", "s"], "--raw"),
+    "a drafter that nobody asks": (["x", "--drafter", "bogus", "--length", "0"], "bogus"),
+    "one drafter twice": (["x", "--drafter", "ngram+ngram"], "twice"),
+    "output to a pipe": (["x", "-o", "-"], "pipe"),
+    "a draft temperature near zero": (["x", "--draft-temperature", "1e-300"], "--draft-temperature"),
+    "a device without memory": (["x", "--device", "meta"], "meta"),
     "no such device": (["x", "--device", "warp"], "warp"),
     "no such folder": (["x", "-o", "none/run.parquet"], "none"),
     "too long": (["long " * 400], "context window"),
@@ -161,6 +169,33 @@ def test_a_bad_line_of_a_stream_is_skipped_and_counts_as_lost(dflash, in_folder,
     assert code == 3
     assert "stdin:2" in err
     assert open_draft_file(in_folder / "run.parquet").requests == 2
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_stream_is_refused_before_a_model_is_loaded(dflash, in_folder, monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", piped(text.encode()))
+    code, _, err = dflash("--prompts", "-", "-o", "run.parquet", target="./nothing")
+    assert (code, "at least one prompt" in err) == (2, True)
+    assert not nothing_left(in_folder)
+
+
+def test_more_top_logits_than_the_vocabulary_has_are_all_of_them(dflash, in_folder):
+    words = ["--store-topk", 1024, "--drafter", "self", "--temperature", 0.8, "--max-new-tokens", 6]
+    assert dflash("x", "-o", "run.parquet", *words)[0] == 0
+    file = open_draft_file(in_folder / "run.parquet")
+    assert file.header.store_topk == file.header.tokenizer["vocab_size"]
+    assert dflash("run.parquet", "--check", command="replay")[0] == 0
+
+
+def test_check_reads_every_column_a_flipped_bit_anywhere_is_found(dflash, in_folder):
+    assert dflash("x", "-o", "run.parquet", "--max-new-tokens", 6)[0] == 0
+    whole = (in_folder / "run.parquet").read_bytes()
+    for place in range(4, len(whole) - 5000, 1501):
+        changed = whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :]
+        (in_folder / "run.parquet").write_bytes(changed)
+            whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :]
+        )
+        assert dflash("run.parquet", "--check", command="replay")[0] == 2, place
 
 
 def test_an_existing_output_stays_and_overwrite_replaces_it(dflash, in_folder):

@@ -1,0 +1,106 @@
+"""From the options of `dflash record` to settings and a loaded target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash.cli.options import read_pairs
+from dflash.cli.output import stages
+from dflash.drafters.build import parse_drafter
+from dflash.engine.chat import Defaults
+from dflash.engine.session import RecordSettings
+from dflash.errors import UsageError
+from dflash.policy.context import Proposal as ProposalKind
+from dflash.policy.registry import parse_policy
+from dflash.policy.temperature import TEMPERATURES, is_temperature
+from dflash.target.load import Target, load_target
+from dflash.target.sampling import Sampling
+
+
+def record_settings(options: Mapping[str, Any]) -> RecordSettings:
+    """What the options fix; everything that can be refused without a model is refused here.
+
+    Raises:
+        UsageError: Options contradict each other, or a value makes no sense.
+    """
+    pairs = read_pairs(options["pairs"])
+    _refuse_conflicts(options)
+    defaults = Defaults(
+        sampling=Sampling(options["temperature"], options["top_k"], options["top_p"]),
+        seed=options["seed"],
+        max_new_tokens=options["max_new_tokens"],
+        stop=tuple(_text("--stop", stop) for stop in options["stop"]),
+        system=None if options["system"] is None else _text("--system", options["system"]),
+        raw=options["raw"],
+    )
+    parse_drafter(options["drafter"])
+    drafter = "none" if options["length"] == 0 else options["drafter"]
+    proposal = options["proposal"]
+    return RecordSettings(
+        output=options["output"] or Path(f"dflash-{datetime.now(UTC):%Y%m%d-%H%M%S}.parquet"),
+        drafter=drafter,
+        policy=parse_policy(options["policy"], pairs),
+        defaults=defaults,
+        length=options["length"],
+        branches=options["branches"],
+        proposal=ProposalKind(proposal) if proposal else None,
+        draft_temperature=options["draft_temperature"],
+        draft_top_k=options["draft_top_k"],
+        draft_top_p=options["draft_top_p"],
+        store_topk=options["store_topk"],
+        features=options["features"] != "none",
+        lanes=options["lanes"],
+        dense=options["dense"],
+        warm=options["warm"],
+        keep_text=not options["no_text"],
+        keep_host=not options["no_host"],
+        overwrite=options["overwrite"],
+        sync_seconds=options["sync_seconds"],
+        resume=options["resume"],
+    )
+
+
+def _text(option: str, value: str) -> str:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"Expected {option} to be UTF-8, found bytes that are not.") from error
+    if not value:
+        raise UsageError(f"Expected {option} to be some text, found an empty one.")
+    return value
+
+
+def _refuse_conflicts(options: Mapping[str, Any]) -> None:
+    if options["resume"] and not options["output"]:
+        raise UsageError("Expected -o with --resume: the output of the recording to go on with.")
+    if options["raw"] and options["system"] is not None:
+        raise UsageError("Expected --system without --raw: raw text has no system message.")
+    if str(options["output"]) == "-":
+        raise UsageError("Expected -o PATH: a draft file ends with its index and cannot go to a pipe.")
+    temperature = options["draft_temperature"]
+    if temperature is not None and not is_temperature(temperature):
+        raise UsageError(f"Expected --draft-temperature {TEMPERATURES}, found {temperature:g}.")
+
+
+def load(options: Mapping[str, Any]) -> Target:
+    """The target, on the device that was asked for, or on a GPU if there is one."""
+    device = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        here = torch.device(device).type in ("cpu", "cuda") and torch.empty(0, device=device).numel() == 0
+    except (RuntimeError, AssertionError):
+        here = False
+    if not here:
+        raise UsageError(f"Expected cpu, or cuda where there is a GPU, as --device, found {device!r}.")
+    with stages() as report:
+        return load_target(
+            options["target"],
+            device=device,
+            dtype=options["dtype"],
+            quantisation=options["target_quant"],
+            progress=report,
+        )
