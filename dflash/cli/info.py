@@ -16,6 +16,8 @@ from dflash.draftfile.canonical import EXACT_INTEGERS
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.run import draft_paths
 from dflash.draftfile.summary import Summary, merged
+from dflash.errors import DflashError
+from dflash.policy.registry import Policy
 
 Json = dict[str, Any]
 
@@ -169,7 +171,11 @@ def _model(model: Json) -> str:
 
 
 def _policy(policy: Json) -> str:
-    return ", ".join(f"{name}: {_flat(part)}" for name, part in policy.items() if part)
+    """The short form, or the header's own words for a policy that this version does not know."""
+    try:
+        return str(Policy.from_dict(policy))
+    except DflashError:
+        return ", ".join(f"{name}: {_flat(part)}" for name, part in policy.items() if part)
 
 
 def _flat(part: Any) -> str:

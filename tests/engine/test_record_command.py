@@ -193,8 +193,6 @@ def test_check_reads_every_column_a_flipped_bit_anywhere_is_found(dflash, in_fol
     for place in range(4, len(whole) - 5000, 1501):
         changed = whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :]
         (in_folder / "run.parquet").write_bytes(changed)
-            whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :]
-        )
         assert dflash("run.parquet", "--check", command="replay")[0] == 2, place
 
 

@@ -1,4 +1,4 @@
-"""Every path of every tree gets the logits of a plain forward, whatever the architecture, lane and history."""
+"""Every path of every tree gets the logits of a plain forward, whatever model, lane and history."""
 
 from __future__ import annotations
 
