@@ -14,7 +14,7 @@ from click.shell_completion import shell_complete
 from dflash import __version__
 from dflash.cli.lazy import Entry, LazyGroup
 from dflash.cli.outcome import Exit, exit_code
-from dflash.cli.settings import SETTINGS_FILE, check_settings, read_settings
+from dflash.cli.settings import SETTINGS_FILE, by_parameter, read_settings
 
 _COMPLETION = "_DFLASH_COMPLETE"
 
@@ -41,7 +41,8 @@ class _Toolkit(LazyGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and command is not None:
-            check_settings(name, command, (ctx.default_map or {}).get(name, {}))
+            settings = by_parameter(name, command, (ctx.default_map or {}).get(name, {}))
+            ctx.default_map = {**(ctx.default_map or {}), name: settings}
         return name, command, rest
 
 

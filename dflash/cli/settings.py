@@ -52,9 +52,15 @@ def _spelt_once(path: Path, name: str, section: Mapping[str, Any]) -> dict[str, 
     return settings
 
 
-def check_settings(name: str, command: click.Command, settings: Mapping[str, Any]) -> None:
-    """Refuse a setting that the command does not know; a silent typo would change what is recorded."""
-    known = {parameter.name: parameter for parameter in command.params if parameter.name}
+def by_parameter(name: str, command: click.Command, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A command's settings by parameter name; users write them as flags without the dashes in front.
+
+    Raises:
+        BadSettings: The command has no such option (a silent typo would change what is recorded), or the value
+            is a list where one value is expected, or the other way round.
+    """
+    known = {spelling(parameter): parameter for parameter in command.params if parameter.name}
+    found: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in known:
             raise BadSettings(f"Settings: [{name}] has no {key!r}.{did_you_mean(key, known)}")
@@ -62,3 +68,12 @@ def check_settings(name: str, command: click.Command, settings: Mapping[str, Any
         if isinstance(value, dict) or isinstance(value, list) != several:
             wanted = "a list" if several else "one value"
             raise BadSettings(f"Settings: [{name}] expected {wanted} for {key!r}, found {value!r}.")
+        found[str(known[key].name)] = value
+    return found
+
+
+def spelling(parameter: click.Parameter) -> str:
+    """How an option is written in settings: its longest flag, dashes as underscores; an argument's name."""
+    if isinstance(parameter, click.Argument):
+        return str(parameter.name)
+    return max(parameter.opts, key=len).lstrip("-").replace("-", "_")

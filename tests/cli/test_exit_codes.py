@@ -99,7 +99,7 @@ def test_interrupted() -> None:
 
 
 def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:
-    (tmp_path / "dflash.toml").write_text("[models]\n[env]\nas-json = true\n")
+    (tmp_path / "dflash.toml").write_text("[models]\n[env]\njson = true\n")
     assert dflash("env", cwd=tmp_path).stdout.startswith("{")
     assert not dflash("env", cwd=tmp_path, DFLASH_ENV_AS_JSON="0").stdout.startswith("{")
     assert dflash("env", "--json", cwd=tmp_path, DFLASH_ENV_AS_JSON="0").stdout.startswith("{")
@@ -109,12 +109,12 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> 
     ("text", "told"),
     [
         ("[evn]\n", "Did you mean 'env'?"),
-        ("[env]\nas_jso = true\n", "Did you mean 'as_json'?"),
+        ("[env]\njsn = true\n", "Did you mean 'json'?"),
         ("env = 3\n", "expected one section a command"),
         ("[env\n", "cannot be read"),
-        ("[env]\nas-json = [true]\n", "expected one value"),
-        ("[env]\nas-json = {}\n", "expected one value"),
-        ("[env]\nas-json = true\nas_json = false\n", "once"),
+        ("[env]\njson = [true]\n", "expected one value"),
+        ("[env]\njson = {}\n", "expected one value"),
+        ("[record]\nmax-new-tokens = 3\nmax_new_tokens = 4\n", "once"),
     ],
 )
 def test_a_wrong_settings_file_is_told(text: str, told: str, tmp_path: Path) -> None:
