@@ -56,8 +56,8 @@ def by_parameter(name: str, command: click.Command, settings: Mapping[str, Any])
     """A command's settings by parameter name; users write them as flags without the dashes in front.
 
     Raises:
-        BadSettings: The command has no such option (a silent typo would change what is recorded), or the value
-            is a list where one value is expected, or the other way round.
+        BadSettings: The command has no such option (a silent typo would change what is recorded), or the
+            value is a list where one value is expected, or the other way round.
     """
     known = {spelling(parameter): parameter for parameter in command.params if parameter.name}
     found: dict[str, Any] = {}
