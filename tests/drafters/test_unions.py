@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from dflash.drafters.base import Drafter, Proposal, ProposalKind, entry
 from dflash.drafters.union import UnionDrafter
+from dflash.draftfile.run import open_runs
 from dflash.errors import UsageError
+from dflash.policy.errors import MixedProposals
+from dflash.policy.registry import parse_policy
+from dflash.replay.run import replay
 
 TREES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=40)
 
@@ -124,3 +128,17 @@ def test_speculative_refuses_a_union_that_samples(tiny, tmp_path, other_folder, 
     draft_runs.session(
         tiny, tmp_path / "run.parquet", drafter="ngram+suffix", policy="speculative", temperature=0.8
     )
+
+
+def test_replay_refuses_speculative_on_a_union_that_samples(tiny, tmp_path, other_folder):
+    path = draft_runs.record(
+        tiny,
+        draft_runs.prompts(1),
+        tmp_path / "run.parquet",
+        drafter=f"self+model:{other_folder}",
+        temperature=0.8,
+        max_new_tokens=8,
+    )
+    (run,) = open_runs([path])
+    with pytest.raises(MixedProposals, match="speculative"):
+        replay(run.files, [parse_policy("speculative")])
