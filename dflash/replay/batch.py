@@ -64,9 +64,7 @@ class Batch:
     def only_live(self) -> Batch:
         """Return the batch without its prefill rows; the requests stay."""
         live = self.live
-        return replace(
-            self, table=self.table.filter(pa.array(live)), owner=self.owner[live], live=live[live]
-        )
+        return replace(self, table=self.table.filter(pa.array(live)), owner=self.owner[live], live=live[live])
 
     def rounds(self, columns: Iterable[str]) -> Rounds:
         """Return all rows, prefills included, with the columns given that belong to nodes or slots."""

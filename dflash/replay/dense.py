@@ -1,7 +1,7 @@
 """Dense rows ready to be walked: a verified draft at every committed position, and the trunk below them.
 
-    request   t0 t1 t2 t3        output tokens; t0 came from the prefill
-    rows      a0 a1 a2           one a token but the last
+request   t0 t1 t2 t3        output tokens; t0 came from the prefill
+rows      a0 a1 a2           one a token but the last
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def test_text_says_what_each_number_means(tmp_path, capsys):
     [
         (["-P", "length=2"], "exactly one --policy"),
         (["--policy", "match", "--policy", "greedy", "-P", "length=2"], "exactly one --policy"),
-        (["--policy", "match", "-P", "length"], "K=V"),
+        (["--policy", "match", "-P", "length"], "KEY=VALUE"),
         (["--policy", "threshold", "-P", "t=nan"], "finite"),
         (["--policy", "mtach"], "match"),
     ],

@@ -176,5 +176,3 @@ def test_missing_dense_rows_are_refused(tmp_path):
     path = Recorder(dense=True, requests=2, edit=lambda rows: rows.pop()).write(tmp_path / "run.parquet")
     with pytest.raises(DenseIncomplete, match="r0"):
         walked(path, "match")
-
-
