@@ -93,9 +93,11 @@ def argmax(values: Tensor) -> Tensor:
 def topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest values of each row and their indices, ordered by value, then lowest index."""
     count = min(count, values.shape[-1])
-    found, indices = values.topk(count)
+    # one more tells whether the border is tied without another pass over the vocabulary
+    found, indices = values.topk(min(count + 1, values.shape[-1]))
+    tied = found[:, count - 1] == found[:, -1] if found.shape[-1] > count else found.new_zeros(len(found))
+    found, indices = found[:, :count], indices[:, :count]
     border = found[:, -1:]
-    tied = (values == border).sum(-1) > (found == border).sum(-1)
     for row in torch.nonzero(tied)[:, 0].tolist():
         above = indices[row][found[row] > border[row]]
         level = torch.nonzero(values[row] == border[row])[: count - len(above), 0]

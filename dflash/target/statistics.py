@@ -12,6 +12,8 @@ from torch import Tensor
 
 from dflash.target.sampling import Sampling, argmax, cut, topk
 
+_FLOOR = -1e4
+
 Columns = dict[str, NDArray[np.generic]]
 
 
@@ -97,11 +99,11 @@ def race(scaled: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lse_and_entropy(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """log-sum-exp and entropy [slots], float64, of rows whose largest entry is 0."""
+    """log-sum-exp and entropy [slots], float64, of rows whose largest entry is 0; cut tokens are -inf."""
     weight = scaled.exp()
-    total = weight.sum(-1, dtype=torch.float64)
-    kept = scaled.masked_fill(weight == 0, 0.0)
-    mean = (weight * kept).sum(-1, dtype=torch.float64) / total
+    total = weight.sum(-1).double()
+    # finite stand-ins for -inf: their weight is 0
+    mean = torch.linalg.vecdot(weight, scaled.clamp(min=_FLOOR)).double() / total
     return total.log(), total.log() - mean
 
 
