@@ -39,7 +39,7 @@ def test_sampled_walks_are_the_live_runs(tiny, tmp_path, drafter_named, drafter)
     ("drafter", "temperature"),
     [
         *((drafter, 0.0) for drafter in ("ngram", "suffix", "self", "model:fair")),
-        ("self", 0.8),
+        ("model:fair", 0.8),
     ],
 )
 def test_fifty_requests_walk_as_they_run(tiny, tmp_path, drafter_named, drafter, temperature):
