@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -53,15 +53,6 @@ class Sink(Protocol):
         """The conversation at this place in the list has no more requests."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """What the loop did, for tests and summaries."""
-
-    rounds: int = 0
-    accepted: int = 0
-    emitted: int = 0
-
-
 class Engine:
     """Decodes requests in `lanes` lanes with one target, at most one drafter and one policy.
 
@@ -89,7 +80,6 @@ class Engine:
         self.fingerprint = fingerprint
         self.shape = shape
         self.dense = dense
-        self.counters = Counters()
         self._step = 0
 
     def run(
@@ -193,10 +183,12 @@ class Engine:
         started = perf_counter()
         anchors = [anchor_at(lane, len(lane.trunk) - 1) for lane in lanes]
         proposals = self.drafter.propose(anchors, self.shape)
+        synchronise(self.target.device)
         drafted = perf_counter()
         scored = self.trunk.score(
             [tree_rows(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)]
         )
+        synchronise(self.target.device)
         verified = perf_counter()
         rows = [
             self.judge.row(anchor, proposal, seen.logits, lane.request.sampling)
@@ -235,9 +227,6 @@ class Engine:
         if self.fingerprint and seen.taps is not None:
             row["feature_fingerprint"] = self.fingerprint.of(seen.taps[[0, *(node + 1 for node in path)]])
         lane.rounds += 1
-        self.counters.rounds += 1
-        self.counters.accepted += len(path)
-        self.counters.emitted += emission.emitted
 
     def _context(self, request: Request) -> RuleContext:
         """What the rule must know in this request, whose temperature may differ from the run's."""
