@@ -54,3 +54,12 @@ class RequestUnknown(DflashError):
             f"Request {request_id!r} has no {what} in `request_info` of its prefill row, so its rounds "
             "cannot be judged. Record it again."
         )
+
+
+class NothingDrafted(DflashError):
+    """A question about drafts is asked of a recording that has none."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path}: expected drafted nodes, found none in any live round. Record with a --drafter."
+        )

@@ -39,7 +39,7 @@ LAYERS = {
     "bench": {"kernels", "target", "drafters", "engine", "draftfile", "policy", "replay", "diff"},
 }
 LIGHT = {"draftfile", "policy", "replay", "diff", "report"}
-LIGHT_COMMANDS = {"replay", "info", "diff", "doctor", "cat", "schema", "policies", "recover"}
+LIGHT_COMMANDS = {"replay", "info", "diff", "doctor", "cat", "schema", "policies", "recover", "plan", "tune"}
 HEAVY_IMPORTS = {"torch", "transformers", "triton", "scipy"}
 # measured against where they are installed, never needed
 PEERS = {"flashinfer", "xformers"}
