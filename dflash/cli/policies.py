@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dflash.cli.options import json_option
 from dflash.cli.output import emit
-from dflash.policy.control import Static
+from dflash.policy.control import Control
 from dflash.policy.registry import CONTROLS, DEFAULT_RULE, parameters
 from dflash.policy.registry import policies as rules
 from dflash.policy.rule import Rule
@@ -91,7 +91,7 @@ def _rule(rule: type[Rule]) -> dict[str, Any]:
     }
 
 
-def _control(control: type[Static]) -> dict[str, Any]:
+def _control(control: type[Control]) -> dict[str, Any]:
     keys = [_parameter(item) for item in parameters(control)]
     return {"name": control.name, "summary": control.summary, "parameters": keys}
 

@@ -111,3 +111,23 @@ class IncompleteDraftLaw(DflashError):
             f"Rule {rule!r} on trees of sampled drafts needs all of q, and the header says "
             "q_complete: false. Record with a --draft-top-k of at most the stored draft top-k."
         )
+
+
+class BadStepTime(DflashError):
+    """A step-time profile cannot be read."""
+
+    def __init__(self, expected: str, found: object) -> None:
+        super().__init__(
+            f"Expected {expected} in the step-time profile, found {found!r}. "
+            "Fit it anew from a recording, or see schemas/README.md."
+        )
+
+
+class StepTimeMissing(DflashError):
+    """A control predicts step times, and nothing says how long a step takes."""
+
+    def __init__(self, control: str) -> None:
+        super().__init__(
+            f"Control {control!r} reads a step-time profile, and none is given or recorded. "
+            "Record with --cost PROFILE.json."
+        )

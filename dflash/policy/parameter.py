@@ -62,3 +62,25 @@ class Whole:
         if not digits or not self.low <= int(text) <= self.high:
             raise BadParameter(name, value, self.expected)
         return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        """List the words."""
+        return f"one of {', '.join(self.words)}"
+
+    def read(self, name: str, value: object) -> str:
+        """Return the word.
+
+        Raises:
+            BadParameter: it is none of them.
+        """
+        if str(value) not in self.words:
+            raise BadParameter(name, value, self.expected)
+        return str(value)

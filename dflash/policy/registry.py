@@ -7,7 +7,8 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from dflash.policy.block import Block
-from dflash.policy.control import Static
+from dflash.policy.control import CONTROLS as CONTROL_KINDS
+from dflash.policy.control import Control, Static
 from dflash.policy.errors import (
     BadParameter,
     PolicySyntax,
@@ -24,7 +25,7 @@ from dflash.policy.speculative import Speculative
 from dflash.policy.threshold import Threshold
 
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Block, Greedy, Match, Speculative, Threshold)}
-CONTROLS: dict[str, type[Static]] = {control.name: control for control in (Static,)}
+CONTROLS: dict[str, type[Control]] = {control.name: control for control in CONTROL_KINDS}
 DEFAULT_RULE = Match.name
 
 
@@ -34,7 +35,7 @@ class Policy:
 
     rule: Rule
     shape: Shape = field(default_factory=Shape)
-    control: Static = field(default_factory=Static)
+    control: Control = field(default_factory=Static)
 
     def __str__(self) -> str:
         pairs = [

@@ -1,0 +1,131 @@
+"""How long a round takes on one machine: a profile that schedulers and cost models read instead of a clock.
+
+round = draft(length, branches) + verify(nodes, batch, context), in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash.policy.errors import BadStepTime
+from dflash.policy.noise import F64, I64
+
+_DRAFT, _VERIFY = ("length", "branches"), ("nodes", "batch", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of microseconds over named axes.
+
+    Attributes:
+        axes: ascending points of each axis.
+        us: one value a point, the last axis running fastest.
+    """
+
+    axes: tuple[tuple[float, ...], ...]
+    us: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        points = 1
+        for axis in self.axes:
+            if not axis or not np.isfinite(axis).all() or (np.diff(axis) <= 0).any() or axis[0] < 0:
+                raise BadStepTime("an axis of ascending points from 0 up", list(axis))
+            points *= len(axis)
+        if len(self.us) != points:
+            raise BadStepTime(f"{points} values, one a point of the grid", f"{len(self.us)}")
+        if not np.isfinite(self.us).all() or min(self.us) < 0:
+            raise BadStepTime("finite times of 0 us or more", min(self.us))
+
+    def at(self, *where: npt.ArrayLike) -> F64:
+        """Interpolate linearly along each axis; beyond its ends the nearest stretch goes on, never below 0.
+
+        Args:
+            where: a coordinate for each axis, which broadcast together.
+        """
+        places = np.broadcast_arrays(*(np.asarray(place, dtype=np.float64) for place in where))
+        table: F64 = np.array(self.us).reshape([len(axis) for axis in self.axes])
+        corners = [_corners(np.array(axis), place) for axis, place in zip(self.axes, places, strict=True)]
+        total = np.zeros(places[0].shape)
+        for corner in range(2 ** len(corners)):
+            index, weight = [], np.ones(places[0].shape)
+            for bit, (left, share) in enumerate(corners):
+                upper = corner >> bit & 1
+                index.append(np.minimum(left + upper, table.shape[bit] - 1))
+                weight = weight * (share if upper else 1.0 - share)
+            total += weight * table[tuple(index)]
+        return np.maximum(total, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The profile of one target, drafter and machine.
+
+    Attributes:
+        draft_us: over (length, branches): drafting for the whole batch.
+        verify_us: over (nodes, batch, context): the target's forward and the decision, with `nodes` drafted
+            nodes and `context` tokens for each of `batch` requests.
+    """
+
+    draft_us: Grid
+    verify_us: Grid
+
+    def __post_init__(self) -> None:
+        for grid, axes in ((self.draft_us, _DRAFT), (self.verify_us, _VERIFY)):
+            if len(grid.axes) != len(axes):
+                raise BadStepTime(f"the axes {', '.join(axes)}", f"{len(grid.axes)} axes")
+
+    def draft(self, length: npt.ArrayLike, branches: npt.ArrayLike) -> F64:
+        """Return the microseconds of drafting; the arguments broadcast."""
+        return self.draft_us.at(length, branches)
+
+    def verify(self, nodes: npt.ArrayLike, batch: npt.ArrayLike, context: npt.ArrayLike) -> F64:
+        """Return the microseconds of one target forward; `nodes` and `context` are means a request."""
+        return self.verify_us.at(nodes, batch, context)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the form that the header and profile files store; `from_dict` reads it."""
+        return {"draft_us": _table(self.draft_us, _DRAFT), "verify_us": _table(self.verify_us, _VERIFY)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> StepTime:
+        """Read a profile; numbers may be text.
+
+        Raises:
+            BadStepTime: something is missing, no number, or no grid.
+        """
+        return cls(_grid(document, "draft_us", _DRAFT), _grid(document, "verify_us", _VERIFY))
+
+
+def _corners(axis: F64, place: F64) -> tuple[I64, F64]:
+    """Return the point to the left of each place, and how far beyond it the place lies, as a share."""
+    if len(axis) == 1:
+        return np.zeros(place.shape, dtype=np.int64), np.zeros(place.shape)
+    left = np.clip(np.searchsorted(axis, place, side="right") - 1, 0, len(axis) - 2)
+    return left, (place - axis[left]) / (axis[left + 1] - axis[left])
+
+
+def _table(grid: Grid, names: Sequence[str]) -> dict[str, Any]:
+    points = {name: list(axis) for name, axis in zip(names, grid.axes, strict=True)}
+    return {**points, "us": list(grid.us)}
+
+
+def _grid(document: Mapping[str, Any], part: str, names: Sequence[str]) -> Grid:
+    table = document.get(part) if isinstance(document, Mapping) else None
+    if not isinstance(table, Mapping) or not {*names, "us"} <= table.keys():
+        raise BadStepTime(f"{part} with {', '.join(names)} and us", table)
+    axes = tuple(_numbers(table[name]) for name in names)
+    return Grid(axes, _numbers(table["us"]))
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise BadStepTime("a list of numbers", value)
+    try:
+        return tuple(float(item) for item in value)
+    except (TypeError, ValueError):
+        raise BadStepTime("a list of numbers", value) from None
