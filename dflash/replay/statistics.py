@@ -66,7 +66,7 @@ def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
         none = [(None,) * (count.shape[1] - 1) for count in counts]
         return [Resampled(None, None, positions, positions) for positions in none]
     sums = np.concatenate([_sums(count) for count in counts], axis=1)
-    draws = _draw(sums, requests)
+    draws = draws_of(sums, requests)
     results: list[Resampled] = []
     first, column = None, 0
     for count in counts:
@@ -76,8 +76,8 @@ def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
         ratio, share = 1.0 + accepted / rounds, reach / rounds
         first = (ratio, share) if first is None else first
         against = _padded(first[1], share.shape[1])
-        marginal, difference = (tuple(map(_interval, part.T)) for part in (share, share - against))
-        results.append(Resampled(_interval(ratio), _interval(ratio - first[0]), marginal, difference))
+        marginal, difference = (tuple(map(interval_of, part.T)) for part in (share, share - against))
+        results.append(Resampled(interval_of(ratio), interval_of(ratio - first[0]), marginal, difference))
     return results
 
 
@@ -94,9 +94,9 @@ def per_round(tokens: I64, rounds: F64, variance: F64) -> Interval | None:
     if requests < 2:
         return None
     columns = np.column_stack((tokens[used], rounds[used], variance[used])).astype(np.float64)
-    kept, expected, spread = _draw(columns, requests).T
+    kept, expected, spread = draws_of(columns, requests).T
     chance = np.random.default_rng(_SEED + 1).standard_normal(len(kept))
-    return _interval(kept / (expected + np.sqrt(np.maximum(0.0, spread)) * chance))
+    return interval_of(kept / (expected + np.sqrt(np.maximum(0.0, spread)) * chance))
 
 
 def _padded(share: F64, width: int) -> F64:
@@ -110,7 +110,15 @@ def _sums(lengths: I64) -> F64:
     return np.column_stack([*columns, at_least(lengths)]).astype(np.float64)
 
 
-def _draw(sums: F64, requests: int) -> F64:
+def draws_of(sums: F64, requests: int) -> F64:
+    """Return the sums over requests drawn with replacement, the same ones whatever the columns are.
+
+    Args:
+        sums: `[requests, columns]` of each request.
+
+    Returns:
+        `[resamples, columns]`.
+    """
     random = np.random.default_rng(_SEED)
     resamples = max(_FEWEST_RESAMPLES, min(RESAMPLES, _MOST_DRAWS // requests))
     chunk = max(1, _CHUNK // requests)
@@ -124,6 +132,7 @@ def _draw(sums: F64, requests: int) -> F64:
     return np.concatenate(totals)
 
 
-def _interval(values: F64) -> Interval:
+def interval_of(values: F64) -> Interval:
+    """Return the middle 95 % of the resampled values."""
     low, high = np.percentile(values, [2.5, 97.5])
     return Interval(float(low), float(high))
