@@ -58,6 +58,40 @@ class RepeatedParameter(DflashError):
         super().__init__(f"Parameter {name!r} is given twice in {text!r}; give it once.")
 
 
+class MissingParameter(DflashError):
+    """A rule has a parameter without a default, and it is not given."""
+
+    def __init__(self, rule: str, name: str, expected: str) -> None:
+        super().__init__(f"Policy {rule!r} needs {name}: {expected}. Write {rule}:{name}=...")
+
+
+class ParameterConflict(DflashError):
+    """Two parameters are given of which a rule takes one or the other."""
+
+    def __init__(self, rule: str, one: str, other: str) -> None:
+        super().__init__(f"Policy {rule!r} takes {one} or {other}, found both. Leave one of them out.")
+
+
+class BadPolicyFile(DflashError):
+    """A policy file cannot be read, or holds more than a policy."""
+
+    def __init__(self, path: str, found: str) -> None:
+        super().__init__(
+            f"{path}: expected a policy as TOML with [rule], [shape] and [control], but {found}. "
+            "`dflash policies` lists what each may hold."
+        )
+
+
+class BadEntryPoint(DflashError):
+    """Another distribution offers a rule that cannot be used."""
+
+    def __init__(self, distribution: str, name: str, found: str) -> None:
+        super().__init__(
+            f"Expected rule {name!r} of {distribution} (entry point group dflash.policies) to be a class "
+            f"derived from dflash.policy.rule.Rule with that name, but {found}. Repair or uninstall it."
+        )
+
+
 class MissingColumns(DflashError):
     """A rule needs columns that these rounds do not have."""
 
@@ -88,8 +122,7 @@ class ChainsOnly(DflashError):
 
     def __init__(self, rule: str) -> None:
         super().__init__(
-            f"Rule {rule!r} judges chains, and a sampled tree branches. "
-            "Cut it with branches=1, or record chains."
+            f"Rule {rule!r} judges chains, and a tree branches. Cut it with branches=1, or record chains."
         )
 
 
@@ -100,6 +133,56 @@ class IndependentOnly(DflashError):
         super().__init__(
             f"Rule {rule!r} needs independent drafts, and these are {proposal}. "
             "Record with --proposal independent."
+        )
+
+
+class SampledOnly(DflashError):
+    """A rule needs drafts that were drawn from a law."""
+
+    def __init__(self, rule: str, proposal: str) -> None:
+        super().__init__(
+            f"Rule {rule!r} weighs p against q, and these drafts are {proposal}: they have no q. "
+            "Record with --proposal independent, or judge at temperature 0."
+        )
+
+
+class TooFewTopLogits(DflashError):
+    """A rule asks for more of the target's top logits than were stored."""
+
+    def __init__(self, rule: str, asked: int, stored: int) -> None:
+        super().__init__(
+            f"Rule {rule!r} looks at the target's top {asked}, and {stored} are stored a slot. "
+            f"Ask for at most {stored}, or record with --store-topk {asked}."
+        )
+
+
+class UndecidedMixture(DflashError):
+    """The stored top logits of target and drafter do not show which token a mixture likes best."""
+
+    def __init__(self, rule: str, rounds: int) -> None:
+        super().__init__(
+            f"Rule {rule!r} needs the likeliest token of a mixture of p and q, which the stored top logits "
+            f"leave open in {rounds} rounds. Record with a larger --store-topk."
+        )
+
+
+class TooFewRates(DflashError):
+    """An acceptance rate is asked for a depth that has none."""
+
+    def __init__(self, rule: str, rates: int, depth: int) -> None:
+        super().__init__(
+            f"Rule {rule!r} has rates for {rates} positions, and a draft is {depth} long. "
+            f"Give {depth} rates, or cut with length={rates}."
+        )
+
+
+class DraftScoreMissing(DflashError):
+    """A cut needs the drafter's own estimate of its tokens, and the file holds none."""
+
+    def __init__(self, cut: str) -> None:
+        super().__init__(
+            f"Cut {cut!r} needs the drafter's confidence in every node: node_confidence, or the draft top-k "
+            "with the node's token in it. Some nodes have neither; cut by length, branches or first_positions."
         )
 
 
@@ -130,4 +213,14 @@ class StepTimeMissing(DflashError):
         super().__init__(
             f"Control {control!r} reads a step-time profile, and none is given or recorded. "
             "Record with --cost PROFILE.json."
+        )
+
+
+class ThresholdMissing(DflashError):
+    """A control moves the rule's threshold, and the rule has none."""
+
+    def __init__(self, control: str) -> None:
+        super().__init__(
+            f"Control {control!r} with dt above 0 moves a rule's threshold `t`, and this rule has none. "
+            "Use a rule that has one, or leave dt out."
         )

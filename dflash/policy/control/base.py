@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
@@ -69,14 +70,16 @@ class Load(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the rounds of one step came to, by scope: sums over the rounds of each.
+    """What one step came to, by scope: sums over the rounds of each.
+
+    A stream of several lanes sees all rounds of a step as one.
 
     Attributes:
         rounds: `[k]` how many.
         accepted: `[k]` accepted depth; `drafted` the depth of the trees; `tried` min(accepted + 1, drafted).
         full: `[k]` rounds that accepted as many nodes as they were asked to draft.
-        survival: every drafted node's chance that it and its ancestors are accepted, as the drafter said
-            before any was verified, in no order; empty unless the control reads confidence.
+        survival: of every drafted node, before any was cut: the drafter's word for how likely it and its
+            ancestors are accepted; empty unless the control reads confidence.
     """
 
     rounds: I64
@@ -86,12 +89,17 @@ class Seen(NamedTuple):
     full: I64
     survival: F64
 
+    def each(self, change: Callable[[I64], I64]) -> Seen:
+        """Return this with every count changed."""
+        counts = (change(self.rounds), change(self.accepted), change(self.drafted))
+        return Seen(*counts, change(self.tried), change(self.full), self.survival)
+
 
 class Scheduler(ABC):
     """The mutable side of a control: what it knows of `size` scopes, and what it asks for in each.
 
     Attributes:
-        state: arrays of one row a scope; `length` and `branches` are among them.
+        state: arrays of one row a scope: the shape to ask for, how many steps are known, and more.
     """
 
     def __init__(self, frame: Frame, size: int) -> None:
@@ -104,6 +112,7 @@ class Scheduler(ABC):
             "length": np.full(size, self.frame.length, dtype=np.int64),
             "branches": np.full(size, self.frame.branches, dtype=np.int64),
             "clipped": np.zeros(size, dtype=bool),
+            "known": np.zeros(size, dtype=np.int64),
         }
 
     def reset(self, who: I64) -> None:
@@ -137,8 +146,8 @@ class Scheduler(ABC):
         """
 
     def facts(self, scope: int) -> dict[str, Any]:
-        """Return one scope's state as JSON."""
-        return {name: column[scope].item() for name, column in self.state.items() if column.ndim == 1}
+        """Return one scope's state as JSON; names with an underscore are working memory."""
+        return {name: column[scope].item() for name, column in self.state.items() if name[0] != "_"}
 
 
 class Control(ABC):
@@ -148,7 +157,7 @@ class Control(ABC):
         name: in policies.
         summary: one sentence.
         source: where it comes from.
-        varies: bounds of the shape, and parameters of the rule, that it changes.
+        varies: bounds of the shape that it changes.
         columns: draft-file columns that it reads beside the trees.
         batch: whether it depends on the requests of one step together; a walk is then a simulation.
         timed: whether it reads a step-time profile.
@@ -169,6 +178,11 @@ class Control(ABC):
         return bool(self.varies)
 
     @property
+    def moves_threshold(self) -> bool:
+        """Whether it changes the rule's `t`."""
+        return False
+
+    @property
     def delay(self) -> int:
         """After how many further rounds an outcome is known."""
         return 0
@@ -184,6 +198,7 @@ class Control(ABC):
 
         Raises:
             StepTimeMissing: the control is `timed`, and the frame has no profile.
+            ThresholdMissing: the control `moves_threshold`, and the frame has none.
         """
 
 
@@ -194,10 +209,12 @@ class Learning(Control):
     Attributes:
         scope: whose rounds it learns from.
         lag: rounds that pass before an outcome is known, since a GPU host learns of acceptance late.
+        after: rounds that must be known before it first changes anything.
     """
 
     scope: str = field(default=Scope.REQUEST.value, metadata={"type": Choice(tuple(Scope))})
     lag: int = field(default=2, metadata={"type": Whole(0)})
+    after: int = field(default=8, metadata={"type": Whole(0)})
 
     @property
     def delay(self) -> int:

@@ -1,0 +1,100 @@
+"""The loop around a scheduler: ask, run the rounds, tell what they came to; it is known `lag` steps later."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dflash.policy.control.base import Asked, Control, Frame, Load, Seen
+from dflash.policy.noise import F64, I64
+from dflash.policy.rule import Rule
+from dflash.policy.shape import Shape
+from dflash.policy.step_time import StepTime
+
+_NO_SURVIVAL = np.empty(0)
+
+
+class Outcome(NamedTuple):
+    """What the k rounds of one step came to.
+
+    Attributes:
+        accepted: `[k]` accepted depth; `drafted` the depth of the tree; `length` the one asked for.
+        survival: of the drafted nodes of all rounds, before any was cut; see `Seen`.
+    """
+
+    accepted: I64
+    drafted: I64
+    length: I64
+    survival: F64 = _NO_SURVIVAL
+
+
+class Controller:
+    """Runs a control over the steps of a run, live or in a walk, the requests of a step side by side.
+
+    Args:
+        control: of the policy.
+        frame: what it may ask for.
+        requests: how many there are to tell apart: lanes of an engine, requests of a walk.
+    """
+
+    def __init__(self, control: Control, frame: Frame, requests: int) -> None:
+        self.control = control
+        self.scheduler = control.scheduler(frame, 1 if control.streams else requests)
+        self._late: deque[tuple[I64, Seen]] = deque()
+
+    def open(self, who: I64) -> None:
+        """Begin new requests under these numbers; a stream goes on."""
+        if self.control.streams:
+            return
+        self.scheduler.reset(who)
+        self._late = deque(_without(who, item) for item in self._late)
+
+    def ask(self, who: I64, load: Load) -> Asked:
+        """Return what the next round of each of these requests is to be."""
+        return self.scheduler.ask(self._scopes(who), load)
+
+    def tell(self, who: I64, outcome: Outcome) -> None:
+        """Take in one step's rounds, at most one a request."""
+        seen = _seen(outcome)
+        if self.control.streams:
+            who, seen = np.zeros(1, dtype=np.int64), seen.each(lambda column: column.sum(keepdims=True))
+        self._late.append((who, seen))
+        if len(self._late) > self.control.delay:
+            scopes, seen = self._late.popleft()
+            if len(scopes):
+                self.scheduler.learn(scopes, seen)
+
+    def facts(self, request: int) -> dict[str, Any]:
+        """Return the state that decides a request's next round, as `control_state` stores it."""
+        return self.scheduler.facts(0 if self.control.streams else request)
+
+    def _scopes(self, who: I64) -> I64:
+        return np.zeros_like(who) if self.control.streams else who
+
+
+def frame_of(rule: Rule, shape: Shape, largest: Shape, step_time: StepTime | None = None) -> Frame:
+    """Return where a policy starts and what bounds it.
+
+    Args:
+        rule: of the policy; `shape` likewise.
+        largest: what may be drafted at most, both bounds given.
+    """
+    start = shape.filled(largest)
+    if start.length is None or start.branches is None or largest.length is None or largest.branches is None:
+        raise ValueError("expected the largest shape with a length and branches")
+    t = getattr(rule, "t", None)
+    return Frame(start.length, start.branches, largest.length, largest.branches, t, step_time)
+
+
+def _seen(outcome: Outcome) -> Seen:
+    accepted, drafted, length, survival = outcome
+    full = (accepted == length).astype(np.int64)
+    return Seen(np.ones_like(accepted), accepted, drafted, np.minimum(accepted + 1, drafted), full, survival)
+
+
+def _without(gone: I64, late: tuple[I64, Seen]) -> tuple[I64, Seen]:
+    scopes, seen = late
+    kept = ~np.isin(scopes, gone)
+    return scopes[kept], seen.each(lambda column: column[kept])

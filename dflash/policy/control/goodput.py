@@ -1,0 +1,87 @@
+"""The control `goodput`: the length with the most expected tokens a second, for the whole batch at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dflash.policy.control.base import Asked, Frame, Learning, Load, Scheduler, Seen, State
+from dflash.policy.errors import StepTimeMissing
+from dflash.policy.noise import F64, I64
+from dflash.policy.parameter import Number, Whole
+from dflash.policy.step_time import StepTime
+
+_SHORTEST_US = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput(Learning):
+    """Take each request's acceptance as independent from draft to draft: 1 + a + ... + a^k tokens a round.
+
+    A tree counts as one branch in the tokens and as all its nodes in the time. Requests of which fewer than
+    `after` rounds are known count with `prior`; while that is so for all of them nothing changes.
+
+    Attributes:
+        weight: of the newest round in the moving average of acceptance.
+        prior: acceptance before anything is known, which weighs as much as one draft.
+        shortest: the least length; at 0 it learns nothing more until the batch changes.
+    """
+
+    weight: float = field(default=0.1, metadata={"type": Number(0.0, 1.0, open_low=True)})
+    prior: float = field(default=0.7, metadata={"type": Number(0.0, 1.0)})
+    shortest: int = field(default=1, metadata={"type": Whole(0)})
+
+    name = "goodput"
+    summary = "the length with the most expected tokens per predicted step time, one for the whole batch"
+    source = "SmartSpec, Liu et al., arXiv 2406.14066"
+    varies = ("length",)
+    batch = True
+    timed = True
+
+    def scheduler(self, frame: Frame, size: int) -> Scheduler:
+        """Return one that knows the prior; see `Control.scheduler`."""
+        if frame.step_time is None:
+            raise StepTimeMissing(self.name)
+        return _Scheduler(self, frame, frame.step_time, size)
+
+
+class _Scheduler(Scheduler):
+    def __init__(self, control: Goodput, frame: Frame, step_time: StepTime, size: int) -> None:
+        self.control = control
+        self.step_time = step_time
+        self.lengths = np.arange(min(control.shortest, frame.longest), frame.longest + 1)
+        super().__init__(frame, size)
+
+    def fresh(self, size: int) -> State:
+        """Return scopes that know nothing; see `Scheduler.fresh`."""
+        return {**super().fresh(size), "accepted": np.zeros(size), "tried": np.zeros(size)}
+
+    def ask(self, who: I64, load: Load) -> Asked:
+        """Choose one length for the batch; see `Scheduler.ask`."""
+        known = self.state["known"][who] >= self.control.after
+        if known.any():
+            rate = np.where(known, self._rates(who), self.control.prior)
+            self.state["length"][who] = self._best(rate, load)
+        return super().ask(who, load)
+
+    def learn(self, who: I64, seen: Seen) -> None:
+        """Average drafts that were accepted, and those that had a chance; see `Scheduler.learn`."""
+        weight = self.control.weight
+        for name, value in (("accepted", seen.accepted), ("tried", seen.tried)):
+            self.state[name][who] = (1.0 - weight) * self.state[name][who] + weight * value
+        self.state["known"][who] += 1
+
+    def _rates(self, who: I64) -> F64:
+        weight = self.control.weight
+        accepted, tried = self.state["accepted"][who], self.state["tried"][who]
+        rate: F64 = (accepted + weight * self.control.prior) / (tried + weight)
+        return rate
+
+    def _best(self, rate: F64, load: Load) -> int:
+        tokens = np.cumsum(rate[:, None] ** np.arange(self.frame.longest + 1), axis=1).sum(axis=0)
+        nodes = self.lengths * self.frame.branches
+        us = self.step_time.draft(self.lengths, self.frame.branches) + self.step_time.verify(
+            nodes, load.requests, load.context
+        )
+        return int(self.lengths[np.argmax(tokens[self.lengths] / np.maximum(us, _SHORTEST_US))])
