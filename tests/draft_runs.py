@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 
 from dflash.engine.chat import Defaults
 from dflash.engine.prompts import text_prompt, with_ids
-from dflash.engine.session import RecordSettings, Session
+from dflash.engine.session import Session
+from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy
 from dflash.target.sampling import Sampling
 

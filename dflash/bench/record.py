@@ -16,7 +16,8 @@ from dflash.drafters.base import Anchor, Proposal
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
 from dflash.engine.prompt import Prompt
-from dflash.engine.session import RecordSettings, Session
+from dflash.engine.session import Session
+from dflash.engine.settings import RecordSettings
 from dflash.target.load import Target
 from dflash.target.sampling import Sampling, argmax
 from dflash.target.statistics import race

@@ -47,7 +47,7 @@ def record(
     from dflash.bench.record import measure
     from dflash.engine.chat import Defaults
     from dflash.engine.prompts import text_prompt
-    from dflash.engine.session import RecordSettings
+    from dflash.engine.settings import RecordSettings
     from dflash.policy.registry import parse_policy
     from dflash.target.load import load_target
     from dflash.target.sampling import Sampling

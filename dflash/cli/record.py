@@ -61,7 +61,14 @@ _LIMIT = 2**31 - 1
     help="Largest depth of a draft; 0 is plain decoding.",
 )
 @click.option(
-    "--branches", type=click.IntRange(1, 64), default=2, show_default=True, help="Most branches of a draft."
+    "--branches",
+    type=click.IntRange(1, 64),
+    help="Most branches of a draft.  [default: 2, or all of the --tree]",
+)
+@click.option(
+    "--tree",
+    metavar="N,N,...",
+    help="Children by depth that model and self draft, as 3,2.  [default: all branches at the anchor]",
 )
 @click.option(
     "--temperature",

@@ -12,14 +12,17 @@ import torch
 from dflash.cli.options import read_pairs
 from dflash.cli.output import stages
 from dflash.drafters.build import parse_drafter
+from dflash.drafters.fan import Fan
 from dflash.engine.chat import Defaults
-from dflash.engine.session import RecordSettings
+from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
 from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import parse_policy
 from dflash.policy.temperature import TEMPERATURES, is_temperature
 from dflash.target.load import Target, load_target
 from dflash.target.sampling import Sampling
+
+BRANCHES = 2
 
 
 def record_settings(options: Mapping[str, Any]) -> RecordSettings:
@@ -41,13 +44,14 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
     parse_drafter(options["drafter"])
     drafter = "none" if options["length"] == 0 else options["drafter"]
     proposal = options["proposal"]
+    fan = None if options["tree"] is None else Fan.parse(options["tree"])
     return RecordSettings(
         output=options["output"] or Path(f"dflash-{datetime.now(UTC):%Y%m%d-%H%M%S}.parquet"),
         drafter=drafter,
         policy=parse_policy(options["policy"], pairs),
         defaults=defaults,
         length=options["length"],
-        branches=options["branches"],
+        branches=options["branches"] or (fan.branches if fan else BRANCHES),
         proposal=ProposalKind(proposal) if proposal else None,
         draft_temperature=options["draft_temperature"],
         draft_top_k=options["draft_top_k"],
@@ -62,6 +66,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         overwrite=options["overwrite"],
         sync_seconds=options["sync_seconds"],
         resume=options["resume"],
+        fan=fan,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash.drafters.base import Drafter, NoDrafter, ProposalKind
+from dflash.drafters.fan import Fan
 from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.ngram import NgramDrafter
 from dflash.drafters.stored import StoredDrafter, trunks
@@ -73,6 +74,7 @@ class DraftSettings:
     lanes: int
     capacity: int
     warm: tuple[Path, ...] = ()
+    fan: Fan | None = None
 
 
 def parse_drafter(text: str) -> list[Part]:
@@ -178,4 +180,5 @@ def _language_model(
         noise,
         settings.store_topk,
         facts,
+        settings.fan,
     )

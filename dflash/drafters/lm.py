@@ -1,4 +1,4 @@
-"""Draft with a language model of the target's tokenizer, token by token, siblings branching at the anchor."""
+"""Draft with a language model of the target's tokenizer, level by level: a chain, or a tree of the best."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, ProposalKind, entry
+from dflash.drafters.fan import Fan
 from dflash.drafters.race import draw, slot_law
 from dflash.policy.context import DraftSampling
 from dflash.policy.noise import draft_exponentials
@@ -26,11 +27,12 @@ _CHUNK = 128
 class _Draft:
     """A tree in the making.
 
-    `paths` holds each node's sibling ranks from the anchor, `rows` the scratch row of each node by index (the
-    anchor's under -1), `frontier` the nodes to expand next.
+    By node, the anchor's under -1, `branches` holds how many branches go through it, and `rows` its scratch
+    row; `paths` holds its sibling ranks from the anchor. `frontier` lists the nodes to expand next.
     """
 
     anchor: Anchor
+    branches: dict[int, int]
     proposal: Proposal = field(default_factory=Proposal)
     paths: list[tuple[int, ...]] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
@@ -40,10 +42,10 @@ class _Draft:
 class LanguageModelDrafter(Drafter):
     """Branches share the trunk's keys and values up to the fork, then each holds its own chain.
 
-    Siblings at the anchor are the best of one race, so they are drawn without replacement; deeper nodes are
-    single draws. The law q follows the target's temperature in each request if `follow_target`, else
-    `sampling`. `shared` races run on the target's noise at the token's position, `independent` ones on noise
-    keyed by the anchor, `deterministic` ones take the largest logits.
+    Siblings are the best of one race, so they are drawn without replacement; the `fan` says how many there
+    are, without one all of them stand at the anchor. The law q follows the target's temperature in each
+    request if `follow_target`, else `sampling`. `shared` races run on the target's noise at the token's
+    position, `independent` ones on noise keyed by the anchor, `deterministic` ones take the largest logits.
     """
 
     family = "model"
@@ -58,6 +60,7 @@ class LanguageModelDrafter(Drafter):
         noise: TargetNoise,
         store_topk: int,
         identity: Mapping[str, Any],
+        fan: Fan | None = None,
     ) -> None:
         super().__init__(kind)
         self.name = name
@@ -66,6 +69,7 @@ class LanguageModelDrafter(Drafter):
         self.follow_target = follow_target
         self.noise = noise
         self.store_topk = store_topk
+        self.fan = fan
         self._identity = dict(identity)
         self._trunk_log_q: dict[int, list[float]] = {}
 
@@ -76,14 +80,15 @@ class LanguageModelDrafter(Drafter):
 
     def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
         """Bring each lane's trunk up to its anchor, then draft all trees level by level."""
-        drafts = [_Draft(anchor) for anchor in anchors]
+        fan = Fan(self.fan.children[: shape.length]) if self.fan else Fan((shape.branches,))
+        drafts = [_Draft(anchor, {-1: min(shape.branches, fan.branches)}) for anchor in anchors]
         if shape.length == 0:
             return [draft.proposal for draft in drafts]
         pending = self._pending(anchors)
         logits = self._root_logits(drafts, pending)
         for depth in range(1, shape.length + 1):
             for draft, rows in zip(drafts, logits, strict=True):
-                self._expand(draft, rows, depth, shape.branches if depth == 1 else 1)
+                self._expand(draft, rows, depth, fan)
             if depth < shape.length:
                 logits = self._frontier_logits(drafts)
         for lane, tokens in pending.items():
@@ -163,7 +168,7 @@ class LanguageModelDrafter(Drafter):
             tokens += part.tokens
         return LaneRows(parts[0].lane, tokens, parents, bases)
 
-    def _expand(self, draft: _Draft, logits: torch.Tensor, depth: int, branches: int) -> None:
+    def _expand(self, draft: _Draft, logits: torch.Tensor, depth: int, fan: Fan) -> None:
         """Draw the children of every frontier node from `logits` [frontier, vocabulary]."""
         raw = logits.double()
         lse = torch.logsumexp(raw, -1).cpu().numpy()
@@ -174,7 +179,8 @@ class LanguageModelDrafter(Drafter):
             draft.proposal.lse[parent] = float(lse[row])
             draft.proposal.topk_tokens[parent] = tokens[row, : self.store_topk].cpu().numpy().astype(np.int32)
             draft.proposal.topk_logits[parent] = top[: self.store_topk].astype(np.float32)
-            self._draw(draft, raw[row].cpu().numpy(), parent, depth, branches, float(top[0] - top[1]))
+            shares = fan.shares(depth, draft.branches[parent])
+            self._draw(draft, raw[row].cpu().numpy(), parent, depth, shares, float(top[0] - top[1]))
 
     def _draw(
         self,
@@ -182,7 +188,7 @@ class LanguageModelDrafter(Drafter):
         logits: NDArray[np.float64],
         parent: int,
         depth: int,
-        branches: int,
+        shares: Sequence[int],
         margin: float,
     ) -> None:
         path = draft.paths[parent] if parent >= 0 else ()
@@ -190,7 +196,7 @@ class LanguageModelDrafter(Drafter):
         noise = self._noise(draft.anchor, path, depth, len(logits))
         if noise is not None:
             draft.proposal.law[parent] = law
-        for rank, sibling in enumerate(draw(law, noise, branches)):
+        for rank, sibling in enumerate(draw(law, noise, len(shares))):
             node = draft.proposal.add(
                 sibling.token,
                 parent,
@@ -199,6 +205,7 @@ class LanguageModelDrafter(Drafter):
                 draft_gap=sibling.draft_gap,
                 margin=margin,
             )
+            draft.branches[node] = shares[rank]
             draft.paths.append((*path, rank))
             draft.frontier.append(node)
 
@@ -242,7 +249,7 @@ class LanguageModelDrafter(Drafter):
         return replace(self.sampling, temperature=0.0 if greedy else followed)
 
     def header(self) -> dict[str, Any]:
-        """The model's identity and how q is made; both cuts equal a live draft."""
+        """The model's identity, how q is made, and how the tree forks; both cuts equal a live draft."""
         law: dict[str, Any] = {}
         if self.kind is not ProposalKind.DETERMINISTIC:
             law = {
@@ -251,4 +258,6 @@ class LanguageModelDrafter(Drafter):
                 "draft_top_p": self.sampling.top_p,
                 "draft_follows_target": self.follow_target,
             }
-        return entry(self.name, self.family, self.kind, cuts=["length", "branches"], **law, **self._identity)
+        tree = {"tree": list(self.fan.children)} if self.fan else {}
+        facts = law | tree | self._identity
+        return entry(self.name, self.family, self.kind, cuts=["length", "branches"], **facts)

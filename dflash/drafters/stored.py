@@ -101,9 +101,9 @@ class StoredDrafter(Drafter):
         proposal, index = Proposal(), {-1: -1}
         # a union of whole drafts has more paths than its shape says
         cut = shape.branches < self.file.header.shape["branches"]
-        depth, branch = _depths_and_branches(row["node_parent"])
+        branch = _branches(row["node_parent"], shape.length)
         for node, parent in enumerate(row["node_parent"]):
-            if depth[node] <= shape.length and not (cut and branch[node] >= shape.branches):
+            if node in branch and not (cut and branch[node] >= shape.branches):
                 index[node] = proposal.add(
                     row["node_token"][node],
                     index[parent],
@@ -153,15 +153,16 @@ class StoredDrafter(Drafter):
         return [nobody | stored | came for stored in self.file.header.drafters or ({},)]
 
 
-def _depths_and_branches(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Depth of each node, and the first root-to-leaf path, in proposal order, that holds it."""
+def _branches(parents: Sequence[int], length: int) -> dict[int, int]:
+    """By node down to depth `length`, the first root-to-leaf path, in proposal order, that holds it."""
     depth: list[int] = []
-    for parent in parents:
-        depth.append(1 if parent < 0 else depth[parent] + 1)
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
-    branch, leaves = [0] * len(parents), 0
+        depth.append(1 if parent < 0 else depth[parent] + 1)
+        if depth[node] <= length:
+            children.setdefault(parent, []).append(node)
+    branch: dict[int, int] = {}
+    leaves = 0
     stack = children.get(-1, [])[::-1]
     while stack:
         node = stack.pop()
@@ -169,7 +170,7 @@ def _depths_and_branches(parents: Sequence[int]) -> tuple[list[int], list[int]]:
         below = children.get(node, [])
         leaves += not below
         stack += below[::-1]
-    return depth, branch
+    return branch
 
 
 def _requests(file: DraftFile, columns: Sequence[str]) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:

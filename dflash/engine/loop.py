@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from dflash.drafters.base import Drafter, DraftShape, Proposal
+from dflash.drafters.base import Drafter, Proposal
+from dflash.engine.control import LaneControl, Result, Turn, propose_each
 from dflash.engine.dense import DensePass, anchor_at, tree_rows
 from dflash.engine.features import Fingerprint
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
 from dflash.engine.request import Request
 from dflash.policy.context import RuleContext
-from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
 from dflash.target.load import Target
 from dflash.target.model import Rows, TrunkModel
@@ -54,7 +54,8 @@ class Sink(Protocol):
 
 
 class Engine:
-    """Decodes requests in `lanes` lanes with one target, at most one drafter and one policy.
+    """Decodes requests in `lanes` lanes with one target, at most one drafter and one policy, whose
+    control may change it from round to round.
 
     A lane that finishes takes the next request. The same code runs one lane on a laptop and many on a GPU.
     """
@@ -64,21 +65,19 @@ class Engine:
         target: Target,
         trunk: TrunkModel,
         drafter: Drafter,
-        policy: Policy,
+        control: LaneControl,
         context: RuleContext,
         judge: Judge,
         fingerprint: Fingerprint | None,
-        shape: DraftShape,
         dense: DensePass | None = None,
     ) -> None:
         self.target = target
         self.trunk = trunk
         self.drafter = drafter
-        self.policy = policy
+        self.control = control
         self.context = context
         self.judge = judge
         self.fingerprint = fingerprint
-        self.shape = shape
         self.dense = dense
         self._step = 0
 
@@ -149,6 +148,7 @@ class Engine:
         request, index = lane.request, lane.index
         self.trunk.reset(index)
         self.drafter.open(index)
+        self.control.open(lane)
         sink.opened(lane)
         started = perf_counter()
         rows = self.trunk.append(index, request.prompt_tokens)
@@ -182,7 +182,8 @@ class Engine:
         """One round of every open lane: their trees share one target forward."""
         started = perf_counter()
         anchors = [anchor_at(lane, len(lane.trunk) - 1) for lane in lanes]
-        proposals = self.drafter.propose(anchors, self.shape)
+        turns = self.control.turns(lanes)
+        proposals = propose_each(self.drafter, anchors, [turn.shape for turn in turns])
         synchronise(self.target.device)
         drafted = perf_counter()
         scored = self.trunk.score(
@@ -194,8 +195,9 @@ class Engine:
             self.judge.row(anchor, proposal, seen.logits, lane.request.sampling)
             for lane, anchor, proposal, seen in zip(lanes, anchors, proposals, scored, strict=True)
         ]
-        for lane, row, seen in zip(lanes, rows, scored, strict=True):
-            self._settle(lane, row, seen)
+        results = []
+        for lane, row, seen, turn in zip(lanes, rows, scored, turns, strict=True):
+            results.append(self._settle(lane, row, seen, turn))
             row |= {
                 "draft_us": (drafted - started) * 1e6,
                 "verify_us": (verified - drafted) * 1e6,
@@ -204,12 +206,13 @@ class Engine:
                 "batch_size": len(lanes),
             }
             sink.row(lane, row)
+        self.control.tell(lanes, turns, results)
         self._step += 1
 
-    def _settle(self, lane: Lane, row: Row, seen: Rows) -> None:
+    def _settle(self, lane: Lane, row: Row, seen: Rows, turn: Turn) -> Result:
         """Decide from the row as stored, commit the accepted path, emit."""
         rounds = Rounds.from_row(row, lane.request.key)
-        decision = self.policy.rule.decide(rounds, self._context(lane.request))
+        decision = turn.rule.decide(rounds, self._context(lane.request))
         path, bonus = decision.path(0), int(decision.bonus[0])
         tokens = [int(row["node_token"][node]) for node in path]
         row |= {
@@ -220,6 +223,7 @@ class Engine:
             "draft_length": int(rounds.node_depth.max(initial=0)),
             "branches": _leaves(row["node_parent"]),
             "context_length": len(lane.trunk),
+            "control_state": turn.state,
         }
         self.trunk.commit(lane.index, [0, *(node + 1 for node in path)])
         emission = lane.emit([*tokens, bonus])
@@ -227,6 +231,7 @@ class Engine:
         if self.fingerprint and seen.taps is not None:
             row["feature_fingerprint"] = self.fingerprint.of(seen.taps[[0, *(node + 1 for node in path)]])
         lane.rounds += 1
+        return Result(len(path), row["draft_length"])
 
     def _context(self, request: Request) -> RuleContext:
         """What the rule must know in this request, whose temperature may differ from the run's."""

@@ -53,6 +53,13 @@ def refused(words: list[str], told: str, folder: Path, capsys: pytest.CaptureFix
 
 
 OPTIONS = [
+    (["--tree", "3,0", "--drafter", "self"], "children by depth"),
+    (["--tree", "3x2", "--drafter", "self"], "children by depth"),
+    (["--tree", "3,2"], "--tree with model or self"),
+    (["--tree", "3,2", "--drafter", "self", "--branches", "9"], "at most 6 branches"),
+    (["--tree", "2,2,2", "--drafter", "self", "--length", "2"], "raise --length"),
+    (["--tree", "9", "--drafter", "self"], "raise --draft-top-k"),
+    (["--tree", "2,2", "--drafter", "self", "--draft-top-p", "0.9"], "--draft-top-p 1"),
     (["--temperature", "nan"], "finite number"),
     (["--temperature", "-0.5"], "finite number"),
     (["--temperature", "inf"], "finite number"),

@@ -10,7 +10,8 @@ from tiny_model import write_tiny
 from dflash.draftfile.reader import open_draft_file
 from dflash.engine.chat import Defaults
 from dflash.engine.prompts import text_prompt, with_ids
-from dflash.engine.session import RecordSettings, Session
+from dflash.engine.session import Session
+from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy
 from dflash.target.load import load_target
 from dflash.target.sampling import Sampling

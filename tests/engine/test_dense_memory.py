@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from dflash.engine.chat import Defaults
 from dflash.engine.prompts import text_prompt, with_ids
-from dflash.engine.session import RecordSettings, Session
+from dflash.engine.session import Session
+from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy
 from dflash.target.load import load_target
 from dflash.target.sampling import Sampling

@@ -6,6 +6,8 @@ import draft_runs
 import pytest
 from live_rounds import GREEDY, LARGEST, SHAPES, hold, live_rounds, walked
 
+from dflash.drafters.fan import Fan
+
 DRAFTERS = ("ngram", "suffix", "self", "model:good", "model:fair", "model:bad")
 SAMPLED = dict.fromkeys(DRAFTERS, SHAPES) | dict.fromkeys(
     ("ngram", "suffix"), (*SHAPES, "speculative:branches=2", "speculative")
@@ -32,6 +34,23 @@ def test_sampled_walks_are_the_live_runs(tiny, tmp_path, drafter_named, drafter)
     )
     assert rounds > 30
     assert accepted > 0 or drafter == "model:bad"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_trees_that_fork_below_the_anchor_walk_as_they_run(tiny, tmp_path, drafter_named, temperature):
+    policies = ("match:length=2", "match:branches=3", "match:length=3,branches=2", "match:branches=1")
+    given = {"fan": Fan((2, 1, 2)), "branches": 4, "max_new_tokens": 18}
+    rounds, _, accepted = hold(
+        tiny,
+        tmp_path,
+        drafter_named("model:fair"),
+        draft_runs.prompts(2),
+        temperature,
+        policies,
+        **given,
+    )
+    assert rounds > 30
+    assert accepted > 0
 
 
 @pytest.mark.slow

@@ -1,0 +1,89 @@
+"""A policy's control over the lanes: what each drafts next, under which rule, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
+from dflash.engine.lane import Lane
+from dflash.policy.control.base import Load
+from dflash.policy.control.controller import Controller, Outcome, frame_of
+from dflash.policy.registry import Policy
+from dflash.policy.rule import Rule
+from dflash.policy.shape import Shape
+from dflash.policy.step_time import StepTime
+
+
+class Turn(NamedTuple):
+    """How one lane's next round runs; `state` is the `control_state` that decided it."""
+
+    shape: DraftShape
+    rule: Rule
+    state: str | None
+
+
+class Result(NamedTuple):
+    """How deep the tree of a round was, and how deep the path that was accepted."""
+
+    accepted: int
+    drafted: int
+
+
+class LaneControl:
+    """Asks a policy's scheduler before every round of the lanes, and tells it what they came to.
+
+    `largest` bounds every draft; `step_time` is for controls that predict how long a round takes.
+    """
+
+    def __init__(self, policy: Policy, largest: DraftShape, lanes: int, step_time: StepTime | None) -> None:
+        self.policy = policy
+        frame = frame_of(policy.rule, policy.shape, Shape(largest.length, largest.branches), step_time)
+        self._controller = Controller(policy.control, frame, lanes)
+
+    def open(self, lane: Lane) -> None:
+        """A request starts in this lane."""
+        self._controller.open(np.array([lane.index]))
+
+    def turns(self, lanes: Sequence[Lane]) -> list[Turn]:
+        """Ask for the next round of these lanes, which share a step."""
+        context = float(np.mean([len(lane.trunk) for lane in lanes]))
+        asked = self._controller.ask(_indices(lanes), Load(len(lanes), context))
+        shapes = zip(asked.length.tolist(), asked.branches.tolist(), asked.t.tolist(), strict=True)
+        return [
+            Turn(DraftShape(length, branches), self._rule(t), self._state(lane))
+            for lane, (length, branches, t) in zip(lanes, shapes, strict=True)
+        ]
+
+    def tell(self, lanes: Sequence[Lane], turns: Sequence[Turn], results: Sequence[Result]) -> None:
+        """Take in what the rounds of one step came to."""
+        accepted, drafted = np.array(results, dtype=np.int64).T
+        length = np.array([turn.shape.length for turn in turns], dtype=np.int64)
+        self._controller.tell(_indices(lanes), Outcome(accepted, drafted, length))
+
+    def _rule(self, t: float) -> Rule:
+        rule: Any = self.policy.rule
+        return replace(rule, t=t) if self.policy.control.moves_threshold else rule
+
+    def _state(self, lane: Lane) -> str | None:
+        if not self.policy.control.adaptive:
+            return None
+        return json.dumps(self._controller.facts(lane.index), sort_keys=True, allow_nan=False)
+
+
+def propose_each(drafter: Drafter, anchors: Sequence[Anchor], shapes: Sequence[DraftShape]) -> list[Proposal]:
+    """Draft from every anchor in its own shape, anchors of one shape together."""
+    proposals: dict[int, Proposal] = {}
+    for shape in dict.fromkeys(shapes):
+        places = [place for place, other in enumerate(shapes) if other == shape]
+        drafts = drafter.propose([anchors[place] for place in places], shape)
+        proposals.update(zip(places, drafts, strict=True))
+    return [proposals[place] for place in range(len(anchors))]
+
+
+def _indices(lanes: Sequence[Lane]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array([lane.index for lane in lanes], dtype=np.int64)

@@ -1,0 +1,123 @@
+"""What `dflash record` fixes beside the target and the prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash.drafters.base import DraftShape, ProposalKind
+from dflash.drafters.build import WITH_LAW, Part, parse_drafter
+from dflash.drafters.fan import Fan
+from dflash.draftfile.journal import SYNC_SECONDS
+from dflash.engine.chat import Defaults
+from dflash.errors import UsageError
+from dflash.policy.context import DraftSampling
+from dflash.policy.registry import Policy
+from dflash.policy.step_time import StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSettings:
+    """All that `dflash record` fixes beside the target and the prompts."""
+
+    output: Path
+    drafter: str
+    policy: Policy
+    defaults: Defaults
+    length: int
+    branches: int
+    proposal: ProposalKind | None = None
+    draft_temperature: float | None = None
+    draft_top_k: int = 8
+    draft_top_p: float = 1.0
+    store_topk: int = 16
+    features: bool = True
+    warm: tuple[Path, ...] = ()
+    dense: bool = False
+    lanes: int = 1
+    keep_text: bool = True
+    keep_host: bool = True
+    overwrite: bool = False
+    sync_seconds: float = SYNC_SECONDS
+    resume: bool = False
+    fan: Fan | None = None
+    step_time: StepTime | None = None
+
+    def __post_init__(self) -> None:
+        parse_drafter(self.drafter)
+        self._check_fan()
+        if self.overwrite and self.resume:
+            raise UsageError("Expected --overwrite or --resume, found both.")
+        shape = self.policy.shape
+        if not self.policy.rule.live:
+            raise UsageError(f"The rule {self.policy.rule.name!r} is for replay; record under another one.")
+        for name, asked, bound in (
+            ("length", shape.length, self.length),
+            ("branches", shape.branches, self.branches),
+        ):
+            if asked is not None and asked > bound:
+                raise UsageError(
+                    f"The policy asks for {name} {asked}, expected at most {bound}; raise --{name}."
+                )
+
+    def _check_fan(self) -> None:
+        if self.fan is None:
+            return
+        if not any(part.family in WITH_LAW for part in self.parts):
+            raise UsageError(
+                f"Expected --tree with {' or '.join(WITH_LAW)}, found the drafter {self.drafter}."
+            )
+        if self.branches > self.fan.branches:
+            raise UsageError(
+                f"Expected at most {self.fan.branches} branches, which are all of the tree, "
+                f"found {self.branches}."
+            )
+        if len(self.fan.children) > self.length:
+            raise UsageError(
+                f"Expected a tree that forks down to depth {self.length}, the largest of a draft, found "
+                f"{len(self.fan.children)} depths; raise --length."
+            )
+        widest = max(self.fan.children)
+        if self.draft_top_k and widest > self.draft_top_k:
+            raise UsageError(
+                f"Expected at most {self.draft_top_k} children, which are all that the drafter may draw, "
+                f"found {widest}; raise --draft-top-k."
+            )
+        if self.draft_top_p < 1.0 and len(self.fan.children) > 1:
+            raise UsageError(
+                "Expected --draft-top-p 1 with a tree that forks below the anchor: where fewer tokens are "
+                "left than children, a smaller tree would not be the recorded one, cut."
+            )
+
+    @property
+    def live_shape(self) -> DraftShape:
+        """What live rounds draft: the policy's shape, or the largest."""
+        shape = self.policy.shape
+        return DraftShape(
+            self.length if shape.length is None else shape.length,
+            self.branches if shape.branches is None else shape.branches,
+        )
+
+    @property
+    def kind(self) -> ProposalKind:
+        """The proposal kind: drawn on shared noise for rules that emit choices, on its own for others."""
+        temperature = self.defaults.sampling.temperature
+        drawn = any(part.family in WITH_LAW for part in self.parts)
+        if not drawn or temperature == 0 or self.draft_temperature == 0:
+            return ProposalKind.DETERMINISTIC
+        if self.proposal is not None:
+            return self.proposal
+        return ProposalKind.INDEPENDENT if self.policy.rule.name == "speculative" else ProposalKind.SHARED
+
+    @property
+    def parts(self) -> list[Part]:
+        """The drafters of the union."""
+        return parse_drafter(self.drafter)
+
+    @property
+    def draft_sampling(self) -> DraftSampling:
+        """How q is made; the target's temperature unless one was given."""
+        temperature = self.draft_temperature
+        if temperature is None:
+            temperature = self.defaults.sampling.temperature
+        return DraftSampling(temperature, self.draft_top_k, self.draft_top_p)
