@@ -12,7 +12,7 @@ from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool, first_leaf
 from dflash.replay.statistics import Interval, draws_of, interval_of
-from dflash.replay.tally import Judged, stacked_sum
+from dflash.replay.tally import Collector, Judged, stacked_sum
 
 BRANCHING_DEFINITIONS = {
     "branching_rounds": "live rounds whose tree, as the policy cuts it, has two or more branches; all branch "
@@ -46,14 +46,16 @@ class Branches(NamedTuple):
 
 
 @dataclass(slots=True)
-class Branching:
+class Branching(Collector):
     """Counts of one policy: per request the sums of `_SUMS`, and wins by branch over all requests."""
+
+    columns = ("node_token",)
 
     _sums: list[I64] = field(default_factory=list)
     _wins: list[I64] = field(default_factory=list)
 
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
-        """Count the rounds of one row group, given the request of each; needs `node_token`."""
+        """Count the rounds of one row group, given the request of each."""
         total = np.zeros((requests, len(_SUMS)), dtype=np.int64)
         for owner, item in zip(owners, judged, strict=True):
             # a cut that keeps a later sibling keeps the first, so that chains have no other rank
@@ -84,17 +86,18 @@ class Branching:
     def _rounds(self, rounds: Rounds, accepted: Bool) -> I64:
         """Return the four sums of every round; 0 for chains; `[R, 4]`."""
         leaf = first_leaf(rounds.parent_node, rounds.parent_slot, rounds.node_depth)
-        leaves = _leaves(rounds)
-        branching = leaves > 1
+        count = leaves(rounds)
+        branching = count > 1
         won = np.full(len(rounds), -1, dtype=np.int64)
         # parents come before children, so that the last accepted node of a round is the deepest
         won[rounds.node_round[accepted]] = leaf[accepted]
         self._wins.append(np.bincount(won[branching & (won >= 0)], minlength=1)[None])
-        columns = (np.ones_like(leaves), won > 0, leaves, _distinct(rounds))
+        columns = (np.ones_like(count), won > 0, count, _distinct(rounds))
         return np.where(branching[:, None], np.stack(columns, axis=1), 0)
 
 
-def _leaves(rounds: Rounds) -> I64:
+def leaves(rounds: Rounds) -> I64:
+    """Return how many branches each tree has, 0 for none; `[R]`."""
     inner = np.zeros(len(rounds.node_parent), dtype=bool)
     parent = rounds.parent_node
     inner[parent[parent >= 0]] = True

@@ -16,7 +16,7 @@ from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool
 from dflash.replay.statistics import Interval, draws_of, interval_of
-from dflash.replay.tally import Judged
+from dflash.replay.tally import Collector, Judged
 
 CALIBRATION_COLUMNS = ("node_confidence", "node_margin")
 CALIBRATION_DEFINITIONS = {
@@ -68,13 +68,15 @@ class Calibrated(NamedTuple):
 
 
 @dataclass(slots=True)
-class Calibration:
+class Calibration(Collector):
     """Counts of one policy: `[requests, 3, cells]`: reached nodes, accepted ones, sum of scores."""
+
+    columns = CALIBRATION_COLUMNS
 
     _counts: dict[Signal, list[F64]] = field(default_factory=lambda: {signal: [] for signal in Signal})
 
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
-        """Count the rounds of one row group, given the request of each; needs `CALIBRATION_COLUMNS`."""
+        """Count the rounds of one row group, given the request of each."""
         for signal, counts in self._counts.items():
             total = np.zeros((requests, 3, _CELLS))
             for owner, item in zip(owners, judged, strict=True):

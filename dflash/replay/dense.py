@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
-from dflash.policy.noise import I64
+from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import along_path
 from dflash.replay.batch import Batch, decided_batch, read_columns
@@ -46,6 +46,12 @@ class Trunk(NamedTuple):
     def left(self) -> I64:
         """Tokens after each row's anchor; `[rows]`."""
         return self.end - self.place
+
+    def mean_context(self, table: pa.Table) -> F64:
+        """Tokens up to the anchor, the mean of each request's rows; `[requests]`, 0 for one without rows."""
+        position = table["anchor_position"].combine_chunks().to_numpy(zero_copy_only=False)
+        sums = np.concatenate(([0.0], np.cumsum(position + 1.0)))
+        return np.asarray((sums[self.first + self.rows] - sums[self.first]) / np.maximum(1, self.rows))
 
 
 class DenseBatch(NamedTuple):

@@ -63,3 +63,20 @@ class NothingDrafted(DflashError):
         super().__init__(
             f"{path}: expected drafted nodes, found none in any live round. Record with a --drafter."
         )
+
+
+class NoTimings(DflashError):
+    """A cost model is to be fitted to a recording without times."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path}: expected draft_us, round_us, step, batch_size and context_length in its live rounds, "
+            "found none with all of them. Give a profile with --cost, or a recording that has times."
+        )
+
+
+class CostUnreadable(DflashError):
+    """A file is no step-time profile."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: expected a step-time profile as JSON. {reason}")

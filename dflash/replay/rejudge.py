@@ -13,7 +13,7 @@ from dflash.replay.batch import Part, batches, columns_of
 from dflash.replay.check import CHECK_COLUMNS, Check
 from dflash.replay.result import PolicyRow, policy_row
 from dflash.replay.statistics import resampled
-from dflash.replay.tally import TALLY_COLUMNS, Tally
+from dflash.replay.tally import TALLY_COLUMNS, Collector, Tally
 from dflash.replay.verdicts import VerdictWriter
 
 
@@ -37,6 +37,7 @@ def rejudge(
     checker: Check | None,
     verdicts: VerdictWriter | None,
     progress: Callable[[], None],
+    collectors: Sequence[Sequence[Collector]],
 ) -> list[PolicyRow]:
     """Decide the live rounds of a run under several policies; one row a policy.
 
@@ -45,10 +46,12 @@ def rejudge(
         checker: takes every recorded decision.
         verdicts: takes every decision.
         progress: called after each row group.
+        collectors: of each policy.
     """
-    tallies = [Tally() for _ in policies]
+    tallies = [Tally(collectors=some) for some in collectors]
+    more = {name for some in collectors for collector in some for name in collector.columns}
     for file in files:
-        columns = {*columns_of(policies, file), *TALLY_COLUMNS}
+        columns = {*columns_of(policies, file), *TALLY_COLUMNS, *more}
         if checker is not None:
             columns |= {*columns_of([recorded], file), *CHECK_COLUMNS}
         for batch in batches(file, columns, prefills=checker is not None):

@@ -15,8 +15,11 @@ from dflash.replay.check import Check
 from dflash.replay.errors import ShapeBeyondRecording
 from dflash.replay.rejudge import rejudge
 from dflash.replay.result import PolicyRow, Replay, Source, check_report
+from dflash.replay.tally import Collector
 from dflash.replay.verdicts import VerdictWriter
 from dflash.replay.walks import law_all, walk_all
+
+_Collectors = Sequence[Sequence[Collector]]
 
 
 class Way(StrEnum):
@@ -62,6 +65,7 @@ def replay(
     dense: bool = True,
     verdicts: VerdictWriter | None = None,
     progress: Callable[[], None] = lambda: None,
+    collectors: Sequence[Sequence[Collector]] = (),
 ) -> Replay:
     """Replay a run under several policies.
 
@@ -72,6 +76,7 @@ def replay(
         dense: walk the dense rows of dense files; else every policy is re-judged on the live rounds.
         verdicts: takes every decision.
         progress: called after each row group of each pass.
+        collectors: of each policy, in the order of `policies`; they count along.
 
     Raises:
         ShapeBeyondRecording: a policy asks for more than was drafted.
@@ -86,15 +91,18 @@ def replay(
     checker = Check(recorded.rule) if check else None
     rows: dict[int, PolicyRow] = {}
 
-    def settle(way: Way, judge: Callable[[list[Policy]], list[PolicyRow]]) -> None:
+    more = tuple(collectors) or ((),) * len(asked)
+
+    def settle(way: Way, judge: Callable[[list[Policy], _Collectors], list[PolicyRow]]) -> None:
         chosen = [index for index, found in enumerate(ways) if found is way]
         if chosen or (checker is not None and way is Way.REJUDGE):
-            rows.update(zip(chosen, judge([asked[index] for index in chosen]), strict=True))
+            found = judge([asked[index] for index in chosen], [more[index] for index in chosen])
+            rows.update(zip(chosen, found, strict=True))
 
     strict = _emits_choices(recorded, context_from_header(first.header.raw))
-    settle(Way.REJUDGE, lambda some: rejudge(files, some, recorded, checker, verdicts, progress))
-    settle(Way.WALK, lambda some: walk_all(files, some, strict, verdicts, progress))
-    settle(Way.LAW, lambda some: law_all(files, some, progress))
+    settle(Way.REJUDGE, lambda some, by: rejudge(files, some, recorded, checker, verdicts, progress, by))
+    settle(Way.WALK, lambda some, by: walk_all(files, some, strict, verdicts, progress, by))
+    settle(Way.LAW, lambda some, by: law_all(files, some, progress, by))
     if checker is not None and first.header.dense:
         for file in files:
             checker.add_dense(file, recorded.shape)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
-from dflash.policy.noise import I64
+from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import segment_max
 from dflash.replay.batch import Batch, Part
@@ -27,6 +28,29 @@ class Judged(Protocol):
     def decision(self) -> Decision: ...
 
 
+class Collector(ABC):
+    """Counts something more of what one policy decides, only where it is asked for.
+
+    Attributes:
+        columns: that the rounds must have.
+    """
+
+    __slots__ = ()
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
+        """Count the rounds of one row group, given the request of each."""
+
+    def count_law(self, length: int, rounds: F64, tokens: I64, context: F64) -> None:  # noqa: B027
+        """Count expected rounds of chains, which are all that a law-exact walk knows.
+
+        Args:
+            length: of every chain.
+            rounds: `[requests]` expected; `tokens` that they keep and mean `context` likewise.
+        """
+
+
 @dataclass(slots=True)
 class Tally:
     """What one policy did on the live rounds of a run.
@@ -40,6 +64,7 @@ class Tally:
         coin_ties: rounds in which a coin lay within rounding of its threshold.
         branching: whether any tree that it used branches.
         contexts: the contexts met.
+        collectors: count along.
     """
 
     nodes: int = 0
@@ -50,6 +75,7 @@ class Tally:
     coin_ties: int = 0
     branching: bool = False
     contexts: set[RuleContext] = field(default_factory=set)
+    collectors: Sequence[Collector] = ()
     _lengths: list[I64] = field(default_factory=list)
     _reached: list[I64] = field(default_factory=list)
 
@@ -75,6 +101,8 @@ class Tally:
             self._count(item.rounds, item.decision)
         self._lengths.append(stacked_sum(lengths, requests))
         self._reached.append(stacked_sum(reached, requests))
+        for collector in self.collectors:
+            collector.count(owners, judged, requests)
 
     def _count(self, rounds: Rounds, decision: Decision) -> None:
         self.nodes += len(rounds.node_parent)

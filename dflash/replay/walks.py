@@ -17,7 +17,7 @@ from dflash.replay.law_exact import LAW_COLUMNS, Lengths, joined, lengths, reach
 from dflash.replay.rejudge import Judged
 from dflash.replay.result import PolicyRow, WalkFacts, open_row, tally_row
 from dflash.replay.statistics import per_round, resampled, tau
-from dflash.replay.tally import Tally
+from dflash.replay.tally import Collector, Tally
 from dflash.replay.verdicts import VerdictWriter
 from dflash.replay.walk import WALK_COLUMNS, NearTie, Walked, walk
 
@@ -69,15 +69,18 @@ def walk_all(
     strict: bool,
     verdicts: VerdictWriter | None,
     progress: Callable[[], None],
+    collectors: Sequence[Sequence[Collector]],
 ) -> list[PolicyRow]:
     """Walk every request under several policies.
 
     Args:
         strict: the trunk holds the target's choices.
+        collectors: of each policy.
     """
-    tallies = [WalkTally() for _ in policies]
+    tallies = [WalkTally(Tally(collectors=some)) for some in collectors]
+    more = {name for some in collectors for collector in some for name in collector.columns}
     for file in files:
-        columns = {*columns_of(policies, file), *WALK_COLUMNS}
+        columns = {*columns_of(policies, file), *WALK_COLUMNS, *more}
         for dense in dense_batches(file, columns):
             parts = dense.batch.parts(dense.batch.rounds(columns))
             tolerance = file.header.tie_tolerance
@@ -135,16 +138,22 @@ def _walk_row(row: PolicyRow, tally: WalkTally) -> PolicyRow:
 
 
 def law_all(
-    files: Sequence[DraftFile], policies: Sequence[Policy], progress: Callable[[], None]
+    files: Sequence[DraftFile],
+    policies: Sequence[Policy],
+    progress: Callable[[], None],
+    collectors: Sequence[Sequence[Collector]],
 ) -> list[PolicyRow]:
     """Give the law of the rounds of several policies along every trunk."""
     found: list[list[Lengths]] = [[] for _ in policies]
     for file in files:
         for dense in dense_batches(file, {*LAW_COLUMNS, "node_token"}):
-            for policy, parts in zip(policies, found, strict=True):
+            context = dense.trunk.mean_context(dense.batch.table)
+            for policy, parts, some in zip(policies, found, collectors, strict=True):
                 length = policy.shape.length
                 longest = int(file.header.shape["length"]) if length is None else length
                 parts.append(lengths(dense, reach(dense, longest, policy.rule)))
+                for collector in some:
+                    collector.count_law(longest, parts[-1].rounds, parts[-1].tokens, context)
             progress()
     return [_law_row(policy, joined(parts)) for policy, parts in zip(policies, found, strict=True)]
 

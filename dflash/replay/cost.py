@@ -1,0 +1,237 @@
+"""The cost model: how long a round takes, fitted to the timing columns of recordings or given as a profile.
+
+round time = draft(length, branches) + verify(nodes, batch, context)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dflash.draftfile.reader import DraftFile
+from dflash.errors import DflashError
+from dflash.policy.noise import F64
+from dflash.policy.step_time import Grid, StepTime
+from dflash.replay.errors import CostUnreadable
+from dflash.replay.monotone import non_negative
+from dflash.replay.timings import Steps, read_steps
+
+COST_DEFINITIONS = {
+    "round time": "draft(length, branches) + verify(nodes, batch, context); draft is draft_us, verify is "
+    "round_us - draft_us: the target's forward, the decision and the commit",
+    "fit": "least absolute residuals with terms of 0 or more, so that no time falls as its arguments grow",
+    "residual": "median of |measured - fitted| over the forwards, also as a share of the median time",
+}
+# drafters that run one forward a drafted position
+_AUTOREGRESSIVE = {"model"}
+_ROUND, _POSITION, _FURTHER = "round", "position", "position of each further branch"
+_GROUPS = 6
+_POINTS = 5
+
+
+class Term(NamedTuple):
+    """One addend of a fit: microseconds for each unit of what `of` names."""
+
+    of: str
+    us: float
+
+
+class Residual(NamedTuple):
+    """Forwards of like size: median times measured and fitted, and the median distance between the two."""
+
+    size: float
+    steps: int
+    measured_us: float
+    fitted_us: float
+    residual_us: float
+
+
+class Fit(NamedTuple):
+    """One part of a round's time.
+
+    Attributes:
+        part: `draft` or `verify`.
+        over: what the residuals are grouped by.
+        share: the residual as a share of the median time, None if that is 0.
+    """
+
+    part: str
+    over: str
+    steps: int
+    terms: tuple[Term, ...]
+    residual_us: float
+    share: float | None
+    residuals: tuple[Residual, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A step-time profile, where it comes from, and what it takes for granted.
+
+    Attributes:
+        source: `fitted`, or the profile's path.
+        batch: requests a forward, at which policies are compared.
+        fits: none for a given profile.
+        untimed: rounds that the fit left out.
+    """
+
+    step_time: StepTime
+    source: str
+    batch: float
+    fits: tuple[Fit, ...]
+    assumptions: tuple[str, ...]
+    untimed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the form that JSON documents hold."""
+        return {
+            "source": self.source,
+            "batch": self.batch,
+            "step_time": self.step_time.to_dict(),
+            "fits": [_fit_dict(fit) for fit in self.fits],
+            "assumptions": list(self.assumptions),
+            "untimed_rounds": self.untimed,
+        }
+
+
+def load_cost(path: Path, batch: float = 1.0) -> CostModel:
+    """Read a step-time profile.
+
+    Args:
+        batch: requests a forward, at which policies are compared.
+
+    Raises:
+        CostUnreadable: no JSON, or no profile.
+    """
+    try:
+        profile = StepTime.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, DflashError) as error:
+        raise CostUnreadable(str(path), str(error)) from error
+    return CostModel(profile, str(path), batch, (), (), 0)
+
+
+def fit_cost(files: Sequence[DraftFile], batch: float | None = None) -> CostModel:
+    """Fit a cost model to the live rounds of recordings with one target, drafter and machine.
+
+    Args:
+        batch: requests a forward, at which policies are compared; what was recorded most unless given.
+
+    Raises:
+        NoTimings: no round has times.
+    """
+    steps = read_steps(files)
+    families = {str(drafter["family"]) for file in files for drafter in file.header.drafters}
+    draft_us, draft, said = _draft(steps, bool(families & _AUTOREGRESSIVE))
+    verify_us, verify, more = _verify(steps)
+    usual = float(np.median(steps.batch)) if batch is None else batch
+    assumptions = (*said, *more, *_beyond(steps, usual))
+    return CostModel(
+        StepTime(draft_us, verify_us), "fitted", usual, (draft, verify), assumptions, steps.untimed
+    )
+
+
+def _draft(steps: Steps, autoregressive: bool) -> tuple[Grid, Fit, list[str]]:
+    length, wider = steps.length, steps.length * (steps.branches - 1)
+    drafted, said = length > 0, []
+    columns = {_ROUND: np.ones_like(length), _POSITION: length, _FURTHER: wider}
+    if len(np.unique(length)) < 2 and drafted.any():
+        del columns[_ROUND if autoregressive else _POSITION]
+        how = "grows in proportion to the length" if autoregressive else "does not depend on the length"
+        said.append(f"draft time {how}: only length {length[0]:g} was recorded")
+    if drafted.any() and len(np.unique(steps.branches[drafted])) < 2:
+        del columns[_FURTHER]
+        seen = f"{steps.branches[drafted][0]:g}"
+        said.append(f"draft time does not depend on the branches: only {seen} was recorded")
+    weights = _weights(columns, steps.draft_us)
+    axes = (_axis(0.0, length.max()), _axis(1.0, steps.branches.max()))
+    at, branches = np.meshgrid(*axes, indexing="ij")
+    one, position, further = (weights.get(name, 0.0) for name in (_ROUND, _POSITION, _FURTHER))
+    us = one + position * at + further * at * (branches - 1)
+    fitted = one + position * length + further * wider
+    fit = _fit("draft", "length", weights, length, steps.draft_us, fitted)
+    return Grid(axes, tuple(us.ravel().tolist())), fit, said
+
+
+def _verify(steps: Steps) -> tuple[Grid, Fit, list[str]]:
+    knot = float(np.median(np.unique(steps.batch * (steps.nodes + 1))))
+    weights = _weights(_verify_terms(steps.nodes, steps.batch, steps.context, knot), steps.verify_us)
+    nodes = np.quantile(steps.nodes, np.linspace(0, 1, _POINTS))
+    bends = knot / np.unique(steps.batch) - 1
+    axes = (
+        tuple(np.unique(np.concatenate(([0.0], nodes, bends[bends > 0]))).tolist()),
+        tuple(np.unique(np.quantile(steps.batch, np.linspace(0, 1, _POINTS))).tolist()),
+        _axis(0.0, steps.context.max()),
+    )
+    places = np.meshgrid(*axes, indexing="ij")
+    us = _predicted(weights, _verify_terms(*places, knot))
+    fitted = _predicted(weights, _verify_terms(steps.nodes, steps.batch, steps.context, knot))
+    fit = _fit("verify", "nodes", weights, steps.nodes, steps.verify_us, fitted)
+    least, most = steps.nodes.min(), steps.nodes.max()
+    said = []
+    if least == most:
+        said.append(f"verifying takes as long for any number of nodes: only {least:g} was recorded")
+    elif least > 0:
+        said.append(
+            f"one-token decoding, the base of every speed-up, is extrapolated from {least:g} nodes and more; "
+            "a run with --drafter none beside the others would measure it"
+        )
+    return Grid(axes, tuple(us.ravel().tolist())), fit, said
+
+
+def _verify_terms(nodes: F64, batch: F64, context: F64, knot: float) -> dict[str, F64]:
+    rows = batch * (nodes + 1)
+    return {
+        "forward": np.ones_like(rows),
+        "row": rows,
+        "token in the cache": batch * context,
+        f"row beyond {knot:g}": np.maximum(0.0, rows - knot),
+        "row and token in the cache": rows * context,
+    }
+
+
+def _beyond(steps: Steps, batch: float) -> list[str]:
+    least, most = steps.batch.min(), steps.batch.max()
+    if least <= batch <= most:
+        return []
+    seen = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+    return [f"times at batch {batch:g} are extrapolated from batches of {seen}"]
+
+
+def _weights(columns: dict[str, F64], target: F64) -> dict[str, float]:
+    found = non_negative(np.column_stack(list(columns.values())), target)
+    return dict(zip(columns, found.tolist(), strict=True))
+
+
+def _predicted(weights: dict[str, float], terms: dict[str, F64]) -> F64:
+    return np.asarray(sum(weights[name] * term for name, term in terms.items()))
+
+
+def _axis(low: float, high: float) -> tuple[float, ...]:
+    return (low, float(high)) if high > low else (low,)
+
+
+def _fit(part: str, over: str, weights: dict[str, float], size: F64, measured: F64, fitted: F64) -> Fit:
+    off = np.abs(measured - fitted)
+    edges = np.unique(np.quantile(size, np.linspace(0, 1, _GROUPS + 1), method="closest_observation"))
+    group = np.searchsorted(edges, size)
+    rows = []
+    for number in np.unique(group):
+        inside = group == number
+        medians = (float(np.median(column[inside])) for column in (measured, fitted, off))
+        rows.append(Residual(float(np.median(size[inside])), int(inside.sum()), *medians))
+    middle = float(np.median(measured))
+    terms = tuple(Term(name, us) for name, us in weights.items() if us > 0)
+    share = float(np.median(off)) / middle if middle else None
+    return Fit(part, over, len(size), terms, float(np.median(off)), share, tuple(rows))
+
+
+def _fit_dict(fit: Fit) -> dict[str, Any]:
+    return fit._asdict() | {
+        "terms": [term._asdict() for term in fit.terms],
+        "residuals": [row._asdict() for row in fit.residuals],
+    }
