@@ -1,4 +1,4 @@
-"""Defaults from `dflash.toml`: one section a command, one key an option."""
+"""Defaults from `dflash.toml`, one section a command, one key an option, and from the environment."""
 
 from __future__ import annotations
 
@@ -70,6 +70,14 @@ def by_parameter(name: str, command: click.Command, settings: Mapping[str, Any])
             raise BadSettings(f"Settings: [{name}] expected {wanted} for {key!r}, found {value!r}.")
         found[str(known[key].name)] = value
     return found
+
+
+def name_variables(command: click.Command, prefix: str) -> None:
+    """Let every option be read from a variable that is called as its flag is."""
+    for option in command.params:
+        if isinstance(option, click.Option) and option.expose_value:
+            option.allow_from_autoenv = False
+            option.envvar = f"{prefix}_{spelling(option)}".upper()
 
 
 def spelling(parameter: click.Parameter) -> str:

@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash.cli.output import warn
 from dflash.draftfile.header import Header
 from dflash.errors import UsageError
 from dflash.target.catalogue import find_packaged, model_folder
+from dflash.target.tokenizer_digest import tokenizer_digest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,26 +36,38 @@ class Tokens:
 def find_tokens(header: Header, given: Path | None = None) -> Tokens:
     """The target's tokens, by the tokenizer given, the target's folder, or the default target's cache.
 
+    A tokenizer of the right size that is not the recording's is used with a warning if it was given, and not
+    at all if it was found.
+
     Raises:
         UsageError: The tokenizer given cannot be read, or its vocabulary is not the file's.
     """
     if given is not None:
-        return Tokens(_given(given, header.vocab_size))
+        return Tokens(_given(given, header))
     packaged = find_packaged(header.target["name"])
     for folder in (Path(header.target["name"]), *([model_folder(packaged)] if packaged else [])):
         found = _load(folder / NAME) if (folder / NAME).is_file() else None
-        if found is not None and found.get_vocab_size() == header.vocab_size:
+        if found is not None and _is_recorded(found, header):
             return Tokens(found)
     return Tokens()
 
 
-def _given(path: Path, size: int) -> Tokenizer:
+def _is_recorded(tokenizer: Tokenizer, header: Header) -> bool:
+    if tokenizer.get_vocab_size() != header.vocab_size:
+        return False
+    return tokenizer_digest(tokenizer) == header.tokenizer["digest"]
+
+
+def _given(path: Path, header: Header) -> Tokenizer:
     place = path / NAME if path.is_dir() else path
     found = _load(place)
     if found is None:
         raise UsageError(f"Expected a tokenizer in {place}, found none that the package tokenizers can read.")
+    size = header.vocab_size
     if found.get_vocab_size() != size:
         raise UsageError(f"Expected the file's {size} tokens, found {found.get_vocab_size()} in {place}.")
+    if not _is_recorded(found, header):
+        warn(f"{place} is not the tokenizer of the recording: the digests differ, and the text may be wrong.")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,11 @@ def canonical_json(value: Any) -> str:
     text = json.dumps(portable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     text.encode("utf-8")
     return text
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of the canonical text, in hex; raises as `canonical_json` does."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def portable(value: Any) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash.draftfile.canonical import canonical_json
+from dflash.draftfile.canonical import digest_of
+from dflash.target.tokenizer_digest import tokenizer_digest
 
 DIGESTS = "dflash.digests.json"
 CARD = "dflash.json"
@@ -63,54 +64,13 @@ def _raw(tensor: Tensor) -> memoryview:
 def config_digest(config: Any) -> str:
     """SHA-256 of a transformers configuration, without what a version or a call adds to it."""
     facts = json.loads(config.to_json_string(use_diff=True))
-    return _digest({key: value for key, value in facts.items() if key not in _VOLATILE_CONFIG})
-
-
-def tokenizer_digest(tokenizer: Any) -> str:
-    """SHA-256 of the canonical tokenizer: vocabulary, merges, special tokens, normaliser, pre-tokeniser."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        special = sorted(map(str, tokenizer.all_special_tokens))
-        facts = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab(), "special": special}
-        return _digest(facts)
-    stored = json.loads(backend.to_str())
-    model = stored["model"]
-    return _digest(
-        {
-            "type": model["type"],
-            "vocabulary": model["vocab"],
-            "merges": [_pair(merge) for merge in model.get("merges") or ()],
-            "special": [_added(token) for token in sorted(stored["added_tokens"], key=_token_id)],
-            "normaliser": _part(stored["normalizer"]),
-            "pre_tokeniser": _part(stored["pre_tokenizer"]),
-        }
-    )
-
-
-def _pair(merge: str | list[str]) -> list[str]:
-    return merge.split(" ") if isinstance(merge, str) else merge
-
-
-def _token_id(token: Mapping[str, Any]) -> int:
-    return int(token["id"])
-
-
-def _added(token: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: token[key] for key in ("id", "content", "special", "lstrip", "rstrip", "normalized")}
-
-
-def _part(part: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    # some versions write "nothing" as an empty sequence, and offsets change no token
-    if part is None or part == {"type": "Sequence", "normalizers": []}:
-        return None
-    nested = {key: [_part(item) for item in value] for key, value in part.items() if isinstance(value, list)}
-    return {key: value for key, value in (part | nested).items() if key != "trim_offsets"}
+    return digest_of({key: value for key, value in facts.items() if key not in _VOLATILE_CONFIG})
 
 
 def template_digest(tokenizer: Any) -> str | None:
     """SHA-256 of the chat template, or None for a tokenizer without one."""
     template = getattr(tokenizer, "chat_template", None)
-    return _digest(template) if template else None
+    return digest_of(template) if template else None
 
 
 def tokenizer_identity(tokenizer: Any, padded_vocabulary: int) -> dict[str, Any]:
@@ -158,13 +118,13 @@ def _stored_quantisation(config: Any, folder: Path | None) -> dict[str, Any] | N
 def _cached_weights_digest(model: Any, folder: Path | None, trust_cache: bool) -> str:
     if folder is None:
         return weights_digest(model)
-    key = _digest([str(model.dtype), _file_facts(folder)])
+    key = digest_of([str(model.dtype), _file_facts(folder)])
     known = _read_digests(folder / DIGESTS)
     if trust_cache and key in known:
         return known[key]
     digest = weights_digest(model)
     # facts taken again: files that changed under the load must not get its digest
-    unchanged = _digest([str(model.dtype), _file_facts(folder)]) == key
+    unchanged = digest_of([str(model.dtype), _file_facts(folder)]) == key
     if unchanged and known.get(key) != digest and os.access(folder, os.W_OK):
         _write_digests(folder / DIGESTS, {key: digest})
     return digest
@@ -187,7 +147,3 @@ def _write_digests(path: Path, new: Mapping[str, str]) -> None:
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(_read_digests(path) | dict(new)), encoding="utf-8")
     scratch.replace(path)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()

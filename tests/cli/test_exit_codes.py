@@ -101,8 +101,8 @@ def test_interrupted() -> None:
 def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:
     (tmp_path / "dflash.toml").write_text("[models]\n[env]\njson = true\n")
     assert dflash("env", cwd=tmp_path).stdout.startswith("{")
-    assert not dflash("env", cwd=tmp_path, DFLASH_ENV_AS_JSON="0").stdout.startswith("{")
-    assert dflash("env", "--json", cwd=tmp_path, DFLASH_ENV_AS_JSON="0").stdout.startswith("{")
+    assert not dflash("env", cwd=tmp_path, DFLASH_ENV_JSON="0").stdout.startswith("{")
+    assert dflash("env", "--json", cwd=tmp_path, DFLASH_ENV_JSON="0").stdout.startswith("{")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from dflash.cli.main import run
+from dflash.target.tokenizer_digest import tokenizer_digest
 
 
 @pytest.fixture
@@ -92,6 +93,23 @@ def test_tokens_are_shown_as_text(path: Path, tmp_path: Path, capsys: pytest.Cap
     Tokenizer(WordLevel(words, unk_token="word0")).save(str(tmp_path / "tokenizer.json"))
     text = output(capsys, str(path), "--tokenizer", str(tmp_path))
     assert '"word' in text
+
+
+def test_a_tokenizer_of_the_right_size_that_is_not_the_recordings_is_used_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {f"word{number}": number for number in range(header()["tokenizer"]["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="word0"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for digest, told in (("0" * 64, "digests differ"), (tokenizer_digest(tokenizer), "")):
+        path = tmp_path / f"{digest[:8]}.parquet"
+        settings = header(tokenizer=header()["tokenizer"] | {"digest": digest})
+        write(path, tables(0, 1), settings)
+        assert run(["cat", str(path), "--tokenizer", str(tmp_path)]) == 0
+        out, err = capsys.readouterr()
+        assert "word" in out
+        assert told in err
+        assert bool(told) == bool(err)
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(

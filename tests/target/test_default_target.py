@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dflash.target import default
 from dflash.target.catalogue import DEFAULT, PackagedModel, cache_folder, find_packaged, model_folder
 from dflash.target.errors import CacheNotWritable, ModelChanged, ModelNotConverted, ModelNotFetched
-from dflash.target.fingerprint import model_identity, tokenizer_digest, weights_digest
+from dflash.target.fingerprint import model_identity, weights_digest
+from dflash.target.tokenizer_digest import tokenizer_digest
 
 
 @pytest.fixture
