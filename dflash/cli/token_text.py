@@ -55,7 +55,7 @@ def find_tokens(header: Header, given: Path | None = None) -> Tokens:
 def _is_recorded(tokenizer: Tokenizer, header: Header) -> bool:
     if tokenizer.get_vocab_size() != header.vocab_size:
         return False
-    return tokenizer_digest(tokenizer) == header.tokenizer["digest"]
+    return bool(tokenizer_digest(tokenizer) == header.tokenizer["digest"])
 
 
 def _given(path: Path, header: Header) -> Tokenizer:
