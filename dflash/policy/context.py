@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dflash.policy.noise import F64, Purpose, coins
+from dflash.policy.noise import F64, Purpose
 from dflash.policy.rounds import Rounds
 
 CoinSource = Callable[[Rounds, Purpose], F64]
+STORED_COINS = "stored"
 
 
 class Proposal(StrEnum):
@@ -50,8 +51,16 @@ class DraftSampling:
 
 def derived_coins(rounds: Rounds, purpose: Purpose) -> F64:
     """Return the coin of every node for a purpose, from the request's key; `[N]`."""
-    places = (rounds.anchor_position, rounds.node_round, rounds.node_depth, rounds.path_hash)
-    return coins(rounds.key, *places, purpose)
+    return rounds.coins(purpose)
+
+
+def stored_coins(rounds: Rounds, purpose: Purpose) -> F64:
+    """Return the coins that another engine drew, whatever their purpose; `[N]`.
+
+    Raises:
+        NullColumn: they were not stored.
+    """
+    return rounds.present("node_uniform")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class RuleContext:
         draft: how q was made.
         recorded_rule: the rule whose residual tokens `node_residual_token` holds; None if it holds none.
         coins: gives `[N]` numbers in (0, 1) for a purpose; laws integrate them instead of drawing them.
+        slot_confidence: whether `node_confidence` was fixed before the node's token was drawn.
     """
 
     temperature: float
@@ -73,6 +83,7 @@ class RuleContext:
     draft: DraftSampling = field(default_factory=DraftSampling)
     recorded_rule: str | None = None
     coins: CoinSource = derived_coins
+    slot_confidence: bool = False
 
     @property
     def sampled(self) -> bool:
@@ -97,6 +108,8 @@ def context_from_header(header: Mapping[str, Any], temperature: float | None = N
         q_complete=bool(header["q_complete"]),
         draft=_draft_sampling(drafters[0], target) if drafters else DraftSampling(),
         recorded_rule=rule.get("name"),
+        slot_confidence=bool(drafters) and all(item.get("confidence") == "slot" for item in drafters),
+        coins=stored_coins if header["rng"]["scheme"] == STORED_COINS else derived_coins,
     )
 
 

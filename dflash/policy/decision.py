@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
-from dflash.policy.topology import Bool, along_path, path_sum, ragged_index, segment_max
+from dflash.policy.topology import Bool, path_sum, ramps, segment_max
+from dflash.policy.trees import Array, Trees
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Decision:
     """The accepted path and the bonus token of R rounds with N nodes.
 
     Attributes:
-        node_offsets: `[R + 1]` where each round's nodes begin.
-        accepted: `[N]` whether a node lies on the accepted path.
+        trees: of the rounds that were judged.
+        last_node: `[R]` flat node where the accepted path ends, -1 where nothing is accepted.
         accepted_count: `[R]` length of that path.
         last_slot: `[R]` flat slot where the path ends, and the bonus token is drawn.
         bonus: `[R]` bonus token, -1 if the rounds do not hold it.
         coin_tie: `[R]` whether a coin lay so near to its threshold that rounding may decide.
     """
 
-    node_offsets: I64
-    accepted: Bool
+    trees: Trees
+    last_node: I64
     accepted_count: I64
     last_slot: I64
-    bonus: I64
+    bonus: Array
     coin_tie: Bool
+
+    @cached_property
+    def accepted_nodes(self) -> I64:
+        """Flat nodes of all accepted paths, ascending."""
+        if self.trees.chains:
+            begin = self.trees.node_offsets[:-1]
+            return ramps(begin, self.accepted_count)
+        parent, found = self.trees.parent_node, []
+        node = self.last_node[self.last_node >= 0]
+        while len(node):
+            found.append(node)
+            node = parent[node]
+            node = node[node >= 0]
+        return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+    @cached_property
+    def accepted(self) -> Bool:
+        """Whether each node lies on the accepted path; `[N]`."""
+        if self.trees.chains:
+            return self.trees.within(self.accepted_count)
+        accepted = np.zeros(len(self.trees.node_parent), dtype=bool)
+        accepted[self.accepted_nodes] = True
+        return accepted
 
     def take(self, rounds: Rounds, rows: I64) -> Decision:
         """Keep the decisions of some rounds.
@@ -38,25 +63,25 @@ class Decision:
             rounds: those rounds alone, as `Rounds.take` gives them.
             rows: where they were.
         """
-        nodes = ragged_index(self.node_offsets, rows)
-        slot = self.last_slot[rows] - self.node_offsets[rows] - rows + rounds.root_slot
+        moved = rounds.node_offsets[:-1] - self.trees.node_offsets[rows]
+        last = self.last_node[rows]
         return Decision(
-            rounds.node_offsets,
-            self.accepted[nodes],
+            rounds.trees,
+            np.where(last >= 0, last + moved, -1),
             self.accepted_count[rows],
-            slot,
+            self.last_slot[rows] + moved + np.arange(len(rows)) - rows,
             self.bonus[rows],
             self.coin_tie[rows],
         )
 
     def path(self, row: int) -> list[int]:
         """Return the accepted nodes of one round, by index within the round, from the anchor outward."""
-        begin, end = self.node_offsets[row], self.node_offsets[row + 1]
+        begin, end = self.trees.node_offsets[row], self.trees.node_offsets[row + 1]
         nodes: list[int] = np.flatnonzero(self.accepted[begin:end]).tolist()
         return nodes
 
 
-def end_at(rounds: Rounds, last_node: I64, slot_token: I64, coin_tie: Bool | None = None) -> Decision:
+def end_at(rounds: Rounds, last_node: I64, slot_token: Array, coin_tie: Bool | None = None) -> Decision:
     """Accept the path to one node of each round and emit `slot_token` where it ends.
 
     Args:
@@ -65,22 +90,15 @@ def end_at(rounds: Rounds, last_node: I64, slot_token: I64, coin_tie: Bool | Non
         slot_token: `[N + R]` bonus token of each slot.
         coin_tie: `[R]`, none by default.
     """
-    parent = rounds.parent_node
-    accepted = np.zeros(len(parent), dtype=bool)
     count = np.zeros(len(rounds), dtype=np.int64)
     ended = last_node >= 0
     count[ended] = rounds.node_depth[last_node[ended]]
-    node = last_node[ended]
-    while len(node):
-        accepted[node] = True
-        node = parent[node]
-        node = node[node >= 0]
-    last_slot = np.where(ended, last_node + np.arange(len(rounds)) + 1, rounds.root_slot)
+    last_slot = np.where(ended, last_node + np.arange(1, len(rounds) + 1), rounds.root_slot)
     tie = np.zeros(len(rounds), dtype=bool) if coin_tie is None else coin_tie
-    return Decision(rounds.node_offsets, accepted, count, last_slot, slot_token[last_slot], tie)
+    return Decision(rounds.trees, last_node, count, last_slot, slot_token[last_slot], tie)
 
 
-def longest(rounds: Rounds, ok: Bool, slot_token: I64, score: F64 | None = None) -> Decision:
+def longest(rounds: Rounds, ok: Bool, slot_token: Array, score: F64 | None = None) -> Decision:
     """Accept the longest path of `ok` nodes and emit `slot_token` where it ends.
 
     Ties are won by the larger sum of `score` along the path, then by the lowest node.
@@ -91,14 +109,17 @@ def longest(rounds: Rounds, ok: Bool, slot_token: I64, score: F64 | None = None)
         slot_token: `[N + R]` bonus token of each slot.
         score: `[N]`; None if equally long paths cannot differ in score.
     """
-    parent = rounds.parent_node
-    alive = along_path(parent, ok)
+    trees = rounds.trees
+    if trees.chains:
+        count = trees.leading(ok)
+        return end_at(rounds, np.where(count > 0, rounds.node_offsets[:-1] + count - 1, -1), slot_token)
+    alive = trees.along_path(ok)
     depth = np.where(alive, rounds.node_depth, 0)
     deepest = segment_max(depth, rounds.node_offsets, 0)
     nodes = np.flatnonzero(alive & (depth == deepest[rounds.node_round]))
     if score is not None and len(nodes):
         # stable, so that the lowest node comes first among equals
-        nodes = nodes[np.lexsort((-path_sum(parent, score)[nodes], rounds.node_round[nodes]))]
+        nodes = nodes[np.lexsort((-path_sum(rounds.parent_node, score)[nodes], rounds.node_round[nodes]))]
     last = np.full(len(rounds), -1, dtype=np.int64)
     last[rounds.node_round[nodes[::-1]]] = nodes[::-1]
     return end_at(rounds, last, slot_token)

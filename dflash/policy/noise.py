@@ -192,7 +192,7 @@ def coins(
     block = (depth - 1) >> 2
     # neighbours on one chain share a call; elsewhere a repeated call costs time, not correctness
     fresh = np.ones(len(depth), dtype=bool)
-    fresh[1:] = (np.diff(node_round) != 0) | (np.diff(block) != 0) | (path[1:] != path[:-1])
+    fresh[1:] = (node_round[1:] != node_round[:-1]) | (block[1:] != block[:-1]) | (path[1:] != path[:-1])
     first = np.flatnonzero(fresh)
     rounds = node_round[first]
     lanes = philox_lanes(
@@ -203,9 +203,15 @@ def coins(
         _column(key, 0)[rounds],
         _column(key, 1)[rounds],
     )
-    words = np.stack(lanes, axis=1)[np.cumsum(fresh) - 1, (depth - 1) & 3]
-    uniform: F64 = (words.astype(np.float64) + 0.5) * _UNIT
-    return uniform
+    words = np.empty((len(first), 4), dtype=np.float64)
+    for column, lane in enumerate(lanes):
+        words[:, column] = lane
+    words += 0.5
+    words *= _UNIT
+    shared = np.diff(first, append=len(depth))
+    place = np.repeat(4 * np.arange(len(first)), shared)
+    place += (depth - 1) & 3
+    return words.reshape(-1)[place]
 
 
 def _column(key: U32, index: int) -> U64:

@@ -1,27 +1,21 @@
-"""A batch of rounds as flat arrays: what every rule, cut and replay works on.
-
-anchor ── 0 ── 1        n = 3 nodes in one round, node_parent = [-1, 0, -1]
-      └── 2             n + 1 slots: slot 0 at the anchor, slot i + 1 at node i
-"""
+"""A batch of rounds as flat arrays: what every rule, cut and replay works on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dflash.policy import topology
 from dflash.policy.errors import MissingColumns, NullColumn
-from dflash.policy.noise import I64, U32, path_hashes
+from dflash.policy.noise import F64, I64, U32, Purpose, coins
+from dflash.policy.trees import ALL, Array, Index, Trees
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Array = npt.NDArray[Any]
 
 
 class Per(StrEnum):
@@ -42,38 +36,57 @@ def column_per(name: str) -> Per:
     return Per.EXPANDED if name.startswith("draft_topk_") else Per.ROUND
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rounds:
-    """R rounds with N nodes and N + R slots; round r owns slots `node_offsets[r] + r` onward.
+class Columns(Mapping[str, Array]):
+    """Columns that are made when they are first looked at.
 
-    Attributes:
-        node_offsets: `[R + 1]` where each round's nodes begin.
-        node_parent: `[N]` index of the parent within the round, -1 = anchor.
-        node_round: `[N]` the round of each node.
-        node_depth: `[N]` 1-based.
-        node_rank: `[N]` 0-based place among the siblings of the tree *as recorded*.
-        node_index: `[N]` index within the round as recorded.
-        path_hash: `[N]` hash of the path as recorded; a cut keeps it, and with it every node's noise.
-        anchor_position: `[R]`.
-        key: `[R, 2]` Philox key of the round's request.
-        values: columns by draft-file name, floats as stored widened to float64 (null = NaN), integers as
-            int64 (null = -1); top-k columns have one row of K a slot.
+    Args:
+        names: of all columns.
+        make: gives a column by name.
     """
 
-    node_offsets: I64
-    node_parent: I64
-    node_round: I64
-    node_depth: I64
-    node_rank: I64
-    node_index: I64
-    path_hash: U32
+    def __init__(self, names: Iterable[str], make: Callable[[str], Array]) -> None:
+        self._made: dict[str, Array | None] = dict.fromkeys(names)
+        self._make = make
+
+    def __getitem__(self, name: str) -> Array:
+        found = self._made[name]
+        if found is None:
+            found = self._made[name] = self._make(name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounds:
+    """R rounds with N nodes and N + R slots; what belongs to the trees alone is in `trees`.
+
+    Attributes:
+        trees: where nodes and slots stand.
+        anchor_position: `[R]`.
+        key: `[R, 2]` Philox key of the round's request.
+        values: columns by draft-file name as stored (a null float is NaN, a null integer -1); top-k columns
+            have one row of K a slot. Indexing the rounds gives the same, floats widened to float64.
+    """
+
+    trees: Trees
     anchor_position: I64
     key: U32
     values: Mapping[str, Array]
+    _wide: dict[str, Array] = field(default_factory=dict, repr=False)
+    _coins: dict[Purpose, F64] = field(default_factory=dict, repr=False)
+    _source: tuple[Rounds, Index] | None = field(default=None, repr=False)
 
     @classmethod
     def build(
-        cls, counts: I64, node_parent: I64, anchor_position: I64, key: U32, values: Mapping[str, Array]
+        cls, counts: I64, node_parent: Array, anchor_position: I64, key: U32, values: Mapping[str, Array]
     ) -> Rounds:
         """Assemble a batch from flat columns.
 
@@ -84,16 +97,13 @@ class Rounds:
             key: `[R, 2]`.
             values: flat columns by name; top-k columns may be flat or `[rows, K]`.
         """
-        offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        node_round = np.repeat(np.arange(len(counts)), counts)
-        parent_node = np.where(node_parent >= 0, node_parent + offsets[node_round], -1)
-        depth = topology.depths(parent_node)
-        rank = topology.sibling_ranks(node_parent + 1 + offsets[node_round] + node_round)
-        hashes = path_hashes(parent_node, rank, depth)
+        trees = Trees(topology.offsets_of(counts), node_parent)
         slots = len(node_parent) + len(counts)
-        shaped = {name: _shape(name, flat, values, slots) for name, flat in values.items()}
-        index = np.arange(len(node_parent)) - offsets[node_round]
-        return cls(offsets, node_parent, node_round, depth, rank, index, hashes, anchor_position, key, shaped)
+
+        def make(name: str) -> Array:
+            return _shape(name, values[name], values, slots)
+
+        return cls(trees, anchor_position, key, Columns(values, make))
 
     @classmethod
     def from_row(
@@ -110,10 +120,10 @@ class Rounds:
         columns: Iterable[str] | None = None,
     ) -> Rounds:
         """Take several rounds, one a lane, with the same columns; all that rules read unless named."""
-        parents = [_widen(row["node_parent"]) for row in rows]
+        parents = [_as_stored(row["node_parent"]) for row in rows]
         names = [name for name in columns or rows[0] if column_per(name) is not Per.ROUND]
         values = {
-            name: np.concatenate([_widen(row[name]) for row in rows])
+            name: np.concatenate([_as_stored(row[name]) for row in rows])
             for name in names
             if name != "node_parent" and all(row.get(name) is not None for row in rows)
         }
@@ -140,28 +150,27 @@ class Rounds:
         wanted = {"node_parent", "anchor_position", *columns}
         if missing := wanted.difference(table.column_names):
             raise MissingColumns(missing)
-        lists = table.column("node_parent").combine_chunks()
-        counts = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        lists = _whole(table.column("node_parent"))
+        counts = _counts(lists)
         per = {Per.NODE: counts, Per.SLOT: counts + 1}
-        return cls.build(
-            counts,
-            _flat(lists, counts),
-            table.column("anchor_position").combine_chunks().to_numpy(zero_copy_only=False).astype(np.int64),
-            keys,
-            {
-                name: _flat(table.column(name).combine_chunks(), per.get(column_per(name)))
-                for name in sorted(wanted - {"node_parent", "anchor_position"})
-            },
-        )
+
+        def make(name: str) -> Array:
+            return _flat(_whole(table.column(name)), per.get(column_per(name)))
+
+        names = sorted(wanted - {"node_parent", "anchor_position"})
+        anchors = _whole(table.column("anchor_position")).to_numpy(zero_copy_only=False)
+        return cls.build(counts, _flat(lists, counts), anchors.astype(np.int64), keys, Columns(names, make))
 
     def __len__(self) -> int:
-        return len(self.node_offsets) - 1
+        return len(self.trees)
 
     def __getitem__(self, column: str) -> Array:
-        try:
-            return self.values[column]
-        except KeyError:
-            raise MissingColumns([column]) from None
+        if column not in self._wide:
+            if column not in self.values:
+                raise MissingColumns([column])
+            stored = self.values[column]
+            self._wide[column] = stored.astype(np.float64) if stored.dtype == np.float32 else stored
+        return self._wide[column]
 
     def present(self, column: str) -> Array:
         """Return a float column that must hold a value everywhere.
@@ -170,29 +179,64 @@ class Rounds:
             NullColumn: it does not.
         """
         values = self[column]
-        if np.isnan(values).any():
+        if len(values) and np.isnan(values.min()):
             raise NullColumn(column, "it is null in some of these rounds")
         return values
 
     @property
+    def node_offsets(self) -> I64:
+        """Where each round's nodes begin; `[R + 1]`."""
+        return self.trees.node_offsets
+
+    @property
+    def node_parent(self) -> Array:
+        """Index of each node's parent within the round, -1 = anchor; `[N]`."""
+        return self.trees.node_parent
+
+    @property
+    def node_round(self) -> I64:
+        """The round of each node; `[N]`."""
+        return self.trees.node_round
+
+    @property
+    def node_depth(self) -> I64:
+        """Depth of each node, 1-based; `[N]`."""
+        return self.trees.node_depth
+
+    @property
+    def node_rank(self) -> I64:
+        """0-based place of each node among its siblings as recorded; `[N]`."""
+        return self.trees.node_rank
+
+    @property
+    def node_index(self) -> I64:
+        """Index of each node within its round as recorded; `[N]`."""
+        return self.trees.node_index
+
+    @property
+    def path_hash(self) -> U32:
+        """Hash of each node's path as recorded; `[N]`."""
+        return self.trees.path_hash
+
+    @property
     def root_slot(self) -> I64:
         """Flat slot of each anchor; `[R]`."""
-        return self.node_offsets[:-1] + np.arange(len(self))
+        return self.trees.root_slot
 
     @property
     def node_slot(self) -> I64:
         """Flat slot at each node; `[N]`."""
-        return np.arange(len(self.node_parent)) + self.node_round + 1
+        return self.trees.node_slot
 
     @property
     def parent_slot(self) -> I64:
         """Flat slot at each node's parent, where the target judges the node; `[N]`."""
-        return self.node_parent + 1 + self.node_offsets[self.node_round] + self.node_round
+        return self.trees.parent_slot
 
     @property
     def parent_node(self) -> I64:
         """Flat index of each node's parent, -1 = anchor; `[N]`."""
-        return np.where(self.node_parent >= 0, self.node_parent + self.node_offsets[self.node_round], -1)
+        return self.trees.parent_node
 
     @property
     def expanded_row(self) -> I64:
@@ -200,11 +244,27 @@ class Rounds:
         expanded = ~np.isnan(self["draft_lse"])
         return np.where(expanded, np.cumsum(expanded) - 1, -1)
 
+    def coins(self, purpose: Purpose) -> F64:
+        """Return the coin of every node for a purpose, from the request's key; a cut keeps them; `[N]`."""
+        if purpose not in self._coins:
+            if self._source is not None:
+                rounds, nodes = self._source
+                self._coins[purpose] = rounds.coins(purpose)[nodes]
+            else:
+                places = (self.anchor_position, self.node_round, self.node_depth, self.path_hash)
+                self._coins[purpose] = coins(self.key, *places, purpose)
+        return self._coins[purpose]
+
     def with_values(self, values: Mapping[str, Array]) -> Rounds:
         """Return the same rounds with columns added or replaced."""
-        return replace(self, values={**self.values, **values})
 
-    def select(self, rows: I64, nodes: I64, counts: I64) -> Rounds:
+        def make(name: str) -> Array:
+            return values[name] if name in values else self.values[name]
+
+        wide = {name: column for name, column in self._wide.items() if name not in values}
+        return replace(self, values=Columns([*self.values, *values], make), _wide=wide)
+
+    def select(self, rows: I64, nodes: Index, counts: I64) -> Rounds:
         """Keep some rounds and some of their nodes.
 
         Args:
@@ -212,35 +272,42 @@ class Rounds:
             nodes: flat nodes to keep, round after round in that order; with a node its ancestors.
             counts: `[r]` how many nodes each kept round has.
         """
-        offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        node_round = np.repeat(np.arange(len(rows)), counts)
-        local = np.empty(len(self.node_parent), dtype=np.int64)
-        local[nodes] = np.arange(len(nodes)) - offsets[node_round]
-        parent = self.parent_node[nodes]
-        slots = np.empty(len(nodes) + len(rows), dtype=np.int64)
-        slots[offsets[:-1] + np.arange(len(rows))] = self.root_slot[rows]
-        slots[np.arange(len(nodes)) + node_round + 1] = self.node_slot[nodes]
-        index = {Per.ROUND: rows, Per.NODE: nodes, Per.SLOT: slots}
-        if "draft_lse" in self.values:
-            expanded = self.expanded_row[slots]
-            index[Per.EXPANDED] = expanded[expanded >= 0]
-        return Rounds(
-            offsets,
-            np.where(parent >= 0, local[parent], -1),
-            node_round,
-            self.node_depth[nodes],
-            self.node_rank[nodes],
-            self.node_index[nodes],
-            self.path_hash[nodes],
-            self.anchor_position[rows],
-            self.key[rows],
-            {name: column[index[column_per(name)]] for name, column in self.values.items()},
-        )
+        index = _Index(self, self.trees.keep(rows, nodes, counts), rows, nodes)
+        values = Columns(self.values, lambda name: self.values[name][index.of(column_per(name))])
+        return Rounds(index.kept, self.anchor_position[rows], self.key[rows], values, _source=(self, nodes))
 
     def take(self, rows: I64) -> Rounds:
         """Keep whole rounds, in the order given."""
-        nodes = topology.ragged_index(self.node_offsets, rows)
-        return self.select(rows, nodes, np.diff(self.node_offsets)[rows])
+        counts = self.trees.counts[rows]
+        ordered = len(rows) < 2 or bool((np.diff(rows) > 0).all())
+        if ordered and counts.sum() == len(self.node_parent):
+            return self.select(rows, ALL, counts)
+        return self.select(rows, topology.ragged_index(self.node_offsets, rows), counts)
+
+
+class _Index:
+    """Where the elements of kept rounds stand among those of all rounds."""
+
+    def __init__(self, rounds: Rounds, kept: Trees, rows: I64, nodes: Index) -> None:
+        self.rounds, self.kept = rounds, kept
+        self._of: dict[Per, Index] = {Per.ROUND: rows, Per.NODE: nodes}
+
+    def of(self, per: Per) -> Index:
+        """Return the places of what a column of this kind holds."""
+        if per not in self._of:
+            self._of[per] = self._slots() if per is Per.SLOT else self._expanded()
+        return self._of[per]
+
+    def _slots(self) -> Index:
+        rows, nodes = self._of[Per.ROUND], self._of[Per.NODE]
+        slots = np.empty(len(self.kept.node_parent) + len(self.kept), dtype=np.int64)
+        slots[self.kept.root_slot] = self.rounds.root_slot[rows]
+        slots[self.kept.node_slot] = self.rounds.node_slot[nodes]
+        return slots
+
+    def _expanded(self) -> Index:
+        expanded = self.rounds.expanded_row[self.of(Per.SLOT)]
+        return expanded[expanded >= 0]
 
 
 def _shape(name: str, column: Array, values: Mapping[str, Array], slots: int) -> Array:
@@ -254,24 +321,34 @@ def _shape(name: str, column: Array, values: Mapping[str, Array], slots: int) ->
     return column.reshape(rows, len(column) // rows if rows else 0)
 
 
-def _widen(value: Any) -> Array:
+def _as_stored(value: Any) -> Array:
     array = np.asarray(value)
-    if array.dtype.kind == "f":
-        array = array.astype(np.float32)
-    wide: Array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
-    return wide
+    stored: Array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    return stored
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """One array of the column, without a copy where it is one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _counts(lists: pa.ListArray) -> I64:
+    counts: I64 = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    if lists.null_count:
+        counts[lists.is_null().to_numpy(zero_copy_only=False)] = 0
+    return counts
 
 
 def _flat(lists: pa.Array, counts: I64 | None) -> Array:
     """Concatenate the lists of a column; a null list becomes `counts` nulls."""
     nested = hasattr(lists, "flatten") and hasattr(lists, "value_lengths")
     flat = lists.flatten() if nested else lists
-    floating = str(flat.type) in ("float", "double", "halffloat")
+    null: float = np.nan if str(flat.type) in ("float", "double", "halffloat") else -1
     if flat.null_count:
-        flat = flat.fill_null(float("nan") if floating else -1)
-    array: Array = flat.to_numpy(zero_copy_only=False).astype(np.float64 if floating else np.int64)
+        flat = flat.fill_null(null)
+    array: Array = flat.to_numpy(zero_copy_only=False)
     if not nested or counts is None or len(array) == counts.sum():
         return array
-    whole: Array = np.full(int(counts.sum()), np.nan if floating else -1, dtype=array.dtype)
+    whole: Array = np.full(int(counts.sum()), null, dtype=array.dtype)
     whole[np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), counts)] = array
     return whole

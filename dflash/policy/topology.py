@@ -25,7 +25,7 @@ def _fold(parent_node: I64, fold: Callable[[I64, I64], None]) -> None:
         nodes = nodes[jump[nodes] >= 0]
 
 
-def _chain_start(parent_node: I64) -> I64 | None:
+def chain_start(parent_node: I64) -> I64 | None:
     """Return where each node's chain begins; None unless branches lie side by side from the anchor on."""
     index = np.arange(len(parent_node))
     at_anchor = parent_node < 0
@@ -36,7 +36,7 @@ def _chain_start(parent_node: I64) -> I64 | None:
 
 def depths(parent_node: I64) -> I64:
     """Return the 1-based depth of every node; `[N]`."""
-    start = _chain_start(parent_node)
+    start = chain_start(parent_node)
     if start is not None:
         return np.arange(1, len(start) + 1) - start
     depth = np.ones(len(parent_node), dtype=np.int64)
@@ -50,10 +50,18 @@ def depths(parent_node: I64) -> I64:
 
 def along_path(parent_node: I64, ok: Bool) -> Bool:
     """Return whether a node and all of its ancestors are `ok`; `[N]`."""
-    start = _chain_start(parent_node)
-    if start is not None:
-        failed = np.concatenate(([0], np.cumsum(~ok)))
-        return np.asarray(failed[1:] == failed[start])
+    start = chain_start(parent_node)
+    return ancestors_ok(parent_node, ok) if start is None else along_branches(start, ok)
+
+
+def along_branches(start: I64, ok: Bool) -> Bool:
+    """Do as `along_path` does where `chain_start` says where each node's chain begins."""
+    failed = np.concatenate(([0], np.cumsum(~ok)))
+    return np.asarray(failed[1:] == failed[start])
+
+
+def ancestors_ok(parent_node: I64, ok: Bool) -> Bool:
+    """Do as `along_path` does on trees of any form."""
     alive = ok.copy()
 
     def fold(nodes: I64, ancestors: I64) -> None:
@@ -120,6 +128,13 @@ def first_leaf(parent_node: I64, parent_slot: I64, node_depth: I64) -> I64:
     return earlier
 
 
+def offsets_of(counts: I64) -> I64:
+    """Return where segments of these sizes begin, and where the last one ends; `[R + 1]`."""
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
 def segment_max(value: I64, offsets: I64, empty: int) -> I64:
     """Return the maximum of each segment `value[offsets[r]:offsets[r + 1]]`, `empty` if it has none."""
     best = np.full(len(offsets) - 1, empty, dtype=value.dtype)
@@ -131,7 +146,12 @@ def segment_max(value: I64, offsets: I64, empty: int) -> I64:
 
 def ragged_index(offsets: I64, rows: I64) -> I64:
     """Return the flat indices of the given segments, one segment after the other."""
-    counts = offsets[rows + 1] - offsets[rows]
+    return ramps(offsets[rows], offsets[rows + 1] - offsets[rows])
+
+
+def ramps(begin: I64, counts: I64) -> I64:
+    """Return `begin[r]`, `begin[r] + 1`, ... `counts[r]` numbers of it, one ramp after the other."""
     ends = np.cumsum(counts)
-    index: I64 = np.arange(int(counts.sum())) + np.repeat(offsets[rows] - (ends - counts), counts)
+    index: I64 = np.repeat(begin - (ends - counts), counts)
+    index += np.arange(len(index))
     return index
