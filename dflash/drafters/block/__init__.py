@@ -1,0 +1,1 @@
+"""Block drafters, the DFlash and DSpark families: one forward over mask tokens drafts a whole block."""
