@@ -11,10 +11,9 @@ from time import perf_counter
 from typing import Any
 
 from dflash.drafters.base import Drafter, DraftShape, ProposalKind
-from dflash.drafters.build import WITH_LAW, DraftSettings, Part, build_drafter, parse_drafter
-from dflash.draftfile.journal import SYNC_SECONDS
+from dflash.drafters.build import DraftSettings, build_drafter
 from dflash.draftfile.writer import DraftFileWriter, Published
-from dflash.engine.chat import ChatConversation, Defaults, Ordinals
+from dflash.engine.chat import ChatConversation, Ordinals
 from dflash.engine.control import LaneControl
 from dflash.engine.dense import DensePass
 from dflash.engine.features import Fingerprint, default_taps
@@ -27,92 +26,15 @@ from dflash.engine.prompt import Prompt
 from dflash.engine.prompt_errors import PromptError
 from dflash.engine.recorder import Recorder, Totals
 from dflash.engine.resume import ResumedConversation
+from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
-from dflash.policy.context import DraftSampling, RuleContext
+from dflash.policy.context import RuleContext
 from dflash.policy.errors import IncompleteDraftLaw
-from dflash.policy.registry import Policy
-from dflash.policy.step_time import StepTime
 from dflash.target.load import Target
 from dflash.target.model import TrunkModel
 from dflash.target.noise import TargetNoise
 
 Entry = Prompt | PromptError
-
-
-@dataclass(frozen=True, slots=True)
-class RecordSettings:
-    """All that `dflash record` fixes beside the target and the prompts."""
-
-    output: Path
-    drafter: str
-    policy: Policy
-    defaults: Defaults
-    length: int
-    branches: int
-    proposal: ProposalKind | None = None
-    draft_temperature: float | None = None
-    draft_top_k: int = 8
-    draft_top_p: float = 1.0
-    store_topk: int = 16
-    features: bool = True
-    warm: tuple[Path, ...] = ()
-    dense: bool = False
-    lanes: int = 1
-    keep_text: bool = True
-    keep_host: bool = True
-    overwrite: bool = False
-    sync_seconds: float = SYNC_SECONDS
-    resume: bool = False
-    step_time: StepTime | None = None
-
-    def __post_init__(self) -> None:
-        parse_drafter(self.drafter)
-        if self.overwrite and self.resume:
-            raise UsageError("Expected --overwrite or --resume, found both.")
-        shape = self.policy.shape
-        if not self.policy.rule.live:
-            raise UsageError(f"The rule {self.policy.rule.name!r} is for replay; record under another one.")
-        for name, asked, bound in (
-            ("length", shape.length, self.length),
-            ("branches", shape.branches, self.branches),
-        ):
-            if asked is not None and asked > bound:
-                raise UsageError(
-                    f"The policy asks for {name} {asked}, expected at most {bound}; raise --{name}."
-                )
-
-    @property
-    def live_shape(self) -> DraftShape:
-        """What live rounds draft: the policy's shape, or the largest."""
-        shape = self.policy.shape
-        return DraftShape(
-            self.length if shape.length is None else shape.length,
-            self.branches if shape.branches is None else shape.branches,
-        )
-
-    @property
-    def kind(self) -> ProposalKind:
-        """The proposal kind: drawn on shared noise for rules that emit choices, on its own for others."""
-        temperature = self.defaults.sampling.temperature
-        drawn = any(part.family in WITH_LAW for part in self.parts)
-        if not drawn or temperature == 0 or self.draft_temperature == 0:
-            return ProposalKind.DETERMINISTIC
-        if self.proposal is not None:
-            return self.proposal
-        return ProposalKind.INDEPENDENT if self.policy.rule.name == "speculative" else ProposalKind.SHARED
-
-    @property
-    def parts(self) -> list[Part]:
-        """The drafters of the union."""
-        return parse_drafter(self.drafter)
-
-    @property
-    def draft_sampling(self) -> DraftSampling:
-        """How q is made; the target's temperature unless one was given."""
-        temperature = self.draft_temperature
-        if temperature is None:
-            temperature = self.defaults.sampling.temperature
-        return DraftSampling(temperature, self.draft_top_k, self.draft_top_p)
 
 
 @dataclass(slots=True)
@@ -257,6 +179,7 @@ class Session:
             settings.lanes,
             1024,
             settings.warm,
+            settings.fan,
         )
         return build_drafter(settings.parts, self.target, self.noise, draft)
 
