@@ -15,6 +15,9 @@ from dflash.cli.replay_text import render
 from dflash.draftfile.run import Run, open_runs
 from dflash.errors import UsageError
 from dflash.policy.registry import RULES, Policy, parse_policy
+from dflash.replay.cost import CostModel
+from dflash.replay.cost_source import cost_of
+from dflash.replay.details import Wanted
 from dflash.replay.result import Replay, document
 from dflash.replay.run import recorded_policy
 from dflash.replay.run import replay as replay_run
@@ -41,6 +44,14 @@ from dflash.replay.verdicts import VerdictWriter
     "--check", is_flag=True, help="Reproduce every recorded decision; exit 1 if one cannot be reproduced."
 )
 @click.option("--rejudge", is_flag=True, help="Do not walk dense files: re-judge their live rounds.")
+@click.option(
+    "--calibration", is_flag=True, help="How well the drafter's confidence and margin foretell acceptance."
+)
+@click.option(
+    "--cost",
+    metavar="fit|PATH",
+    help="Predict tokens/s and speed-up: `fit` the recorded times, or read a step-time profile (JSON).",
+)
 @output_option("what each policy decided in every round, as Parquet (law-exact walks decide none),")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 @json_option
@@ -50,6 +61,8 @@ def replay(
     parameters: Sequence[str],
     check: bool,
     rejudge: bool,
+    calibration: bool,
+    cost: str | None,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -68,7 +81,8 @@ def replay(
         for run in runs:
             for file in run.files:
                 file.check_bytes()
-    results = _all(runs, asked, (check, not rejudge), output, overwrite)
+    wanted = [Wanted(calibration, _cost(run, cost)) for run in runs]
+    results = _all(runs, asked, (check, not rejudge), wanted, output, overwrite)
     emit(document(results), as_json, lambda console: render(results, console))
     if output is not None:
         talk(f"verdicts: {output}")
@@ -88,10 +102,17 @@ def read_policies(texts: Sequence[str], parameters: Sequence[str]) -> list[Polic
     return [parse_policy(text, extra) for text in texts]
 
 
+def _cost(run: Run, place: str | None) -> CostModel | None:
+    if place is None:
+        return None
+    return cost_of(run.files, () if place == "fit" else (Path(place),), None)
+
+
 def _all(
     runs: Sequence[Run],
     asked: Sequence[Policy],
     how: tuple[bool, bool],
+    wanted: Sequence[Wanted],
     output: Path | None,
     overwrite: bool,
 ) -> list[Replay]:
@@ -109,8 +130,9 @@ def _all(
                 dense=how[1],
                 verdicts=writer,
                 progress=lambda: progress.advance(task),
+                wanted=more,
             )
-            for run in runs
+            for run, more in zip(runs, wanted, strict=True)
         ]
         if writer is not None:
             writer.finish()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from dflash.cli.replay_details import render_details
 from dflash.replay.definitions import DEFINITIONS
 from dflash.replay.result import CheckReport, PolicyRow, Replay
 from dflash.replay.statistics import Interval
@@ -33,16 +34,17 @@ _MEANING = {
 
 def render(runs: Sequence[Replay], console: Console) -> None:
     """Print every run, and the definitions once."""
+    words = {heading: DEFINITIONS[name] for heading, name in _MEANING.items()}
     for number, run in enumerate(runs):
         if number:
             console.print()
-        _render(run, console)
+        words |= _render(run, console)
     console.print()
-    for heading, name in _MEANING.items():
-        console.print(f"{heading}: {DEFINITIONS[name]}", soft_wrap=True, style="dim")
+    for heading, text in words.items():
+        console.print(f"{heading.replace('_', ' ')}: {text}", soft_wrap=True, style="dim")
 
 
-def _render(run: Replay, console: Console) -> None:
+def _render(run: Replay, console: Console) -> dict[str, str]:
     files = ", ".join(source.path for source in run.sources)
     console.print(
         f"{files}: {run.requests} requests, recorded under {run.recorded}",
@@ -53,8 +55,10 @@ def _render(run: Replay, console: Console) -> None:
     for row in run.rows:
         for remark in _remarks(row):
             console.print(f"{row.policy}: {remark}", soft_wrap=True)
+    words = render_details(run, console)
     if run.check is not None:
         _check(run.check, console)
+    return words
 
 
 def _policies(rows: Sequence[PolicyRow]) -> Table:

@@ -58,8 +58,7 @@ class Branching(Collector):
         """Count the rounds of one row group, given the request of each."""
         total = np.zeros((requests, len(_SUMS)), dtype=np.int64)
         for owner, item in zip(owners, judged, strict=True):
-            # a cut that keeps a later sibling keeps the first, so that chains have no other rank
-            if item.rounds.node_rank.any():
+            if item.rounds.trees.branching:
                 np.add.at(total, owner, self._rounds(item.rounds, item.decision.accepted))
         self._sums.append(total)
 

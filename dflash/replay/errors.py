@@ -80,3 +80,38 @@ class CostUnreadable(DflashError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: expected a step-time profile as JSON. {reason}")
+
+
+class BadSweep(DflashError):
+    """A range in a sweep cannot be read."""
+
+    def __init__(self, text: str, sweep: str) -> None:
+        super().__init__(
+            f"Expected a range low..high or low..high..step with low <= high, found {text!r} in {sweep!r}."
+        )
+
+
+class SweepTooLarge(DflashError):
+    """A sweep stands for more policies than may be tried."""
+
+    def __init__(self, count: int, most: int) -> None:
+        super().__init__(f"The sweep stands for {count:,} policies; ask for at most {most:,}.")
+
+
+class NothingToRecommend(DflashError):
+    """No policy of a sweep may be recommended."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(
+            f"No policy of the sweep diverges in at most {limit:g} of its rounds. "
+            "Allow more with --max-divergence, or sweep other rules."
+        )
+
+
+class SeveralCosts(DflashError):
+    """More than one cost model is given."""
+
+    def __init__(self, places: list[str]) -> None:
+        super().__init__(
+            f"Expected one step-time profile, or draft files to fit one to, found {', '.join(places)}."
+        )

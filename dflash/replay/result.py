@@ -10,11 +10,16 @@ import numpy as np
 
 from dflash.policy.registry import Policy
 from dflash.policy.rule import Exactness
+from dflash.replay.branching import BRANCHING_DEFINITIONS, Branches
+from dflash.replay.calibration import CALIBRATION_DEFINITIONS, Calibrated
 from dflash.replay.check import LISTED, Check, Failure, Tie
+from dflash.replay.cost import COST_DEFINITIONS, CostModel
 from dflash.replay.definitions import DEFINITIONS
+from dflash.replay.knee import KNEE_DEFINITIONS, Knee, knee
 from dflash.replay.statistics import Interval, Resampled, at_least, tau
 from dflash.replay.tally import Tally
 from dflash.replay.walk import NearTie
+from dflash.replay.work import SPEED_DEFINITIONS, Speed
 
 SCHEMA = "dflash.replay/1"
 
@@ -77,6 +82,10 @@ class PolicyRow:
     emitted_per_round: float | None
     emitted_interval: Interval | None
     walked: WalkFacts | None
+    knee: Knee | None
+    branching: Branches | None
+    calibration: tuple[Calibrated, ...] | None
+    speed: Speed | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,7 @@ class Replay:
     requests: int
     rows: tuple[PolicyRow, ...]
     check: CheckReport | None
+    cost: CostModel | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return one element of `runs` in the document."""
@@ -113,6 +123,7 @@ class Replay:
             "recorded_policy": str(self.recorded),
             "policies": [_plain(asdict(row)) for row in self.rows],
             "check": None if self.check is None else _plain(asdict(self.check)),
+            "cost": None if self.cost is None else self.cost.to_dict(),
         }
 
 
@@ -121,8 +132,19 @@ def document(runs: Sequence[Replay]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "runs": [run.to_dict() for run in runs],
-        "definitions": dict(DEFINITIONS),
+        "definitions": definitions(runs),
     }
+
+
+def definitions(runs: Sequence[Replay]) -> dict[str, str]:
+    """Return what the numbers of these replays mean."""
+    rows = [row for run in runs for row in run.rows]
+    words = {**DEFINITIONS, **KNEE_DEFINITIONS, **BRANCHING_DEFINITIONS}
+    if any(row.calibration is not None for row in rows):
+        words |= CALIBRATION_DEFINITIONS
+    if any(run.cost is not None for run in runs):
+        words |= {**SPEED_DEFINITIONS, **COST_DEFINITIONS}
+    return words
 
 
 def policy_row(
@@ -168,6 +190,7 @@ def tally_row(policy: Policy, tally: Tally, resampled: Resampled) -> PolicyRow:
         off_choice_rounds=tally.off_choice,
         unknown_bonus=tally.unknown_bonus,
         coin_ties=tally.coin_ties,
+        knee=knee(tally.lengths(), len(reached)),
     )
 
 
@@ -199,6 +222,10 @@ def open_row(policy: Policy) -> PolicyRow:
         emitted_per_round=None,
         emitted_interval=None,
         walked=None,
+        knee=None,
+        branching=None,
+        calibration=None,
+        speed=None,
     )
 
 

@@ -12,6 +12,7 @@ from dflash.policy.registry import Policy
 from dflash.policy.rule import Exactness
 from dflash.policy.shape import Shape
 from dflash.replay.check import Check
+from dflash.replay.details import Details, Wanted
 from dflash.replay.errors import ShapeBeyondRecording
 from dflash.replay.rejudge import rejudge
 from dflash.replay.result import PolicyRow, Replay, Source, check_report
@@ -66,6 +67,7 @@ def replay(
     verdicts: VerdictWriter | None = None,
     progress: Callable[[], None] = lambda: None,
     collectors: Sequence[Sequence[Collector]] = (),
+    wanted: Wanted = Wanted(),
 ) -> Replay:
     """Replay a run under several policies.
 
@@ -77,6 +79,7 @@ def replay(
         verdicts: takes every decision.
         progress: called after each row group of each pass.
         collectors: of each policy, in the order of `policies`; they count along.
+        wanted: what to tell beside acceptance.
 
     Raises:
         ShapeBeyondRecording: a policy asks for more than was drafted.
@@ -91,7 +94,9 @@ def replay(
     checker = Check(recorded.rule) if check else None
     rows: dict[int, PolicyRow] = {}
 
-    more = tuple(collectors) or ((),) * len(asked)
+    details = Details.of(wanted, len(asked))
+    given = tuple(collectors) or ((),) * len(asked)
+    more = [(*own, *others) for own, others in zip(details.collectors(), given, strict=True)]
 
     def settle(way: Way, judge: Callable[[list[Policy], _Collectors], list[PolicyRow]]) -> None:
         chosen = [index for index, found in enumerate(ways) if found is way]
@@ -111,10 +116,11 @@ def replay(
         sources=tuple(Source(str(file.path), file.part, file.content_digest) for file in files),
         recorded=recorded,
         requests=sum(file.requests for file in files),
-        rows=tuple(
-            replace(rows[index], recorded=_same(policy, recorded)) for index, policy in enumerate(asked)
+        rows=details.filled(
+            [replace(rows[index], recorded=_same(policy, recorded)) for index, policy in enumerate(asked)]
         ),
         check=None if checker is None else check_report(checker),
+        cost=wanted.cost,
     )
 
 

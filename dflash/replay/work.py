@@ -10,6 +10,7 @@ import numpy as np
 
 from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
+from dflash.policy.topology import Bool
 from dflash.replay.branching import leaves
 from dflash.replay.cost import CostModel
 from dflash.replay.statistics import Interval, draws_of, interval_of
@@ -20,34 +21,43 @@ SPEED_DEFINITIONS = {
     "time of the rounds; both from the cost model, at its batch",
     "tokens_per_second": "tokens before truncation over the predicted time, of one request; times the batch "
     "for the whole engine",
-    "verified_per_token": "target rows, nodes + 1 a round, per token emitted before truncation",
+    "verified_per_token": "target rows, nodes + 1 a round, per token before truncation",
+    "off_choice": "rounds that accept a token which the target would not have chosen, of all rounds",
+    "best_share": "share of the resamples of requests in which no other policy that takes part is faster",
 }
-# tokens, us, us of one-token decoding, rows verified, rounds
-_SUMS = 5
+_SUMS = 6
 
 
 class Speed(NamedTuple):
     """Predicted speed; an interval is None for fewer than two requests.
 
     Attributes:
-        difference_interval: of the speed-up minus the first policy's, on the same resamples.
+        speed_up: against one-token decoding.
+        difference: the speed-up minus that of the reference, its interval from the same resamples.
+        best_share: share of the resamples in which no other policy that takes part is faster.
+        round_us: mean predicted time of a round.
     """
 
     speed_up: float
     interval: Interval | None
     difference: float
     difference_interval: Interval | None
+    best_share: float | None
     tokens_per_second: float
     round_us: float
     verified_per_token: float
+    off_choice: float
+    off_choice_interval: Interval | None
 
 
 @dataclass(slots=True)
 class Work(Collector):
-    """Sums by request: tokens, predicted microseconds, those of one-token decoding, rows, rounds."""
+    """Sums by request: tokens, microseconds, those of one-token decoding, rows, rounds, off-choice rounds."""
 
     model: CostModel
     _sums: list[F64] = field(default_factory=list)
+
+    columns = ("node_token", "slot_choice")
 
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
         """Count the rounds of one row group, given the request of each."""
@@ -66,12 +76,17 @@ class Work(Collector):
         profile, batch = self.model.step_time, self.model.batch
         one = profile.draft(length, 1) + profile.verify(length, batch, context)
         plain = profile.verify(0, batch, context)
-        columns = (tokens, rounds * one, tokens * plain, rounds * (length + 1), rounds)
+        columns = (tokens, rounds * one, tokens * plain, rounds * (length + 1), rounds, np.zeros(len(tokens)))
         self._sums.append(np.column_stack(columns).astype(np.float64))
 
     def sums(self) -> F64:
-        """Return all requests' sums; `[requests, 5]`."""
+        """Return all requests' sums; `[requests, 6]`."""
         return np.concatenate(self._sums) if self._sums else np.zeros((0, _SUMS))
+
+    def speed_up(self) -> float:
+        """Return the speed-up over all requests, 0 without rounds."""
+        _, us, plain, *_ = self.sums().sum(axis=0).tolist()
+        return plain / us if us else 0.0
 
     def _rounds(self, owner: I64, item: Judged, requests: int) -> F64:
         rounds = item.rounds
@@ -89,55 +104,70 @@ class Work(Collector):
         rows = np.bincount(owner, weights=np.diff(rounds.node_offsets) + 1.0, minlength=requests)
         spent = np.bincount(request, weights=times * us, minlength=requests)
         plain = tokens * profile.verify(0, batch, mean)
-        return np.column_stack((tokens, spent, plain, rows, count))
+        off = np.bincount(owner[_off_choice(item)], minlength=requests)
+        return np.column_stack((tokens, spent, plain, rows, count, off))
 
 
-def speeds(works: Sequence[Work]) -> list[Speed | None]:
-    """Sum up the works of several policies on the same requests; None for one without rounds."""
-    sums = [work.sums() for work in works]
-    if not sums or not all(len(column) == len(sums[0]) for column in sums):
-        raise ValueError("expected the works of policies on the same requests")
-    used = np.logical_and.reduce([column[:, 4] > 0 for column in sums])
-    draws = None
+def speeds(works: Sequence[Work], reference: int, among: Bool) -> list[Speed | None]:
+    """Sum up the works of several policies on the same requests; None for one without rounds.
+
+    Args:
+        reference: the policy from which differences are taken.
+        among: `[policies]` which of them take part in being the best.
+    """
+    sums = np.stack([work.sums() for work in works])
+    used = (sums[:, :, 4] > 0).all(axis=0)
+    totals = sums.sum(axis=1)
+    ratio = off = None
+    share = np.full(len(works), np.nan)
     if used.sum() >= 2:
-        # three columns a policy decide all intervals
-        columns = np.concatenate([column[used][:, 1:3] for column in sums], axis=1)
-        draws = draws_of(columns, int(used.sum())).reshape(-1, len(sums), 2)
+        # the columns that intervals need: us, plain us, rounds, off-choice rounds
+        columns = np.concatenate(list(sums[:, used][:, :, [1, 2, 4, 5]]), axis=1)
+        draws = draws_of(columns, int(used.sum())).reshape(-1, len(works), 4)
+        ratio, off = draws[:, :, 1] / draws[:, :, 0], draws[:, :, 3] / draws[:, :, 2]
+        first = np.argmax(np.where(among, ratio, -np.inf), axis=1)
+        share[among] = (np.bincount(first, minlength=len(works)) / len(ratio))[among]
+    base = totals[reference, 2] / totals[reference, 1]
     found: list[Speed | None] = []
-    for index, column in enumerate(sums):
-        found.append(_speed(column.sum(axis=0), sums[0].sum(axis=0), draws, index))
+    for index, (tokens, us, plain, rows, rounds, strayed) in enumerate(totals.tolist()):
+        if not rounds:
+            found.append(None)
+            continue
+        against = None
+        if ratio is not None and index != reference:
+            against = interval_of(ratio[:, index] - ratio[:, reference])
+        found.append(
+            Speed(
+                speed_up=plain / us,
+                interval=None if ratio is None else interval_of(ratio[:, index]),
+                difference=plain / us - base,
+                difference_interval=against,
+                best_share=None if np.isnan(share[index]) else float(share[index]),
+                tokens_per_second=1e6 * tokens / us,
+                round_us=us / rounds,
+                verified_per_token=rows / tokens,
+                off_choice=strayed / rounds,
+                off_choice_interval=None if off is None else interval_of(off[:, index]),
+            )
+        )
     return found
 
 
-def _speed(total: F64, first: F64, draws: F64 | None, index: int) -> Speed | None:
-    tokens, us, plain, rows, rounds = total.tolist()
-    if not rounds or not us:
-        return None
-    interval = difference = None
-    if draws is not None:
-        ratio = draws[:, index, 1] / draws[:, index, 0]
-        interval = interval_of(ratio)
-        difference = interval_of(ratio - draws[:, 0, 1] / draws[:, 0, 0]) if index else None
-    return Speed(
-        plain / us,
-        interval,
-        plain / us - first[2] / first[1],
-        difference,
-        1e6 * tokens / us,
-        us / rounds,
-        rows / tokens,
-    )
+def _off_choice(item: Judged) -> Bool:
+    """Return which rounds accept a token other than the target's choice at its place; `[R]`."""
+    rounds = item.rounds
+    nodes = item.decision.accepted_nodes
+    strays = rounds["node_token"][nodes] != rounds["slot_choice"][rounds.parent_slot[nodes]]
+    off = np.zeros(len(rounds), dtype=bool)
+    off[rounds.node_round[nodes[strays]]] = True
+    return off
 
 
 def _kinds(rounds: Rounds) -> tuple[I64, I64]:
     """Return the different (depth, branches, nodes) of the trees, and which of them each round has."""
-    depth = np.zeros(len(rounds), dtype=np.int64)
-    filled = np.diff(rounds.node_offsets) > 0
-    starts = rounds.node_offsets[:-1][filled]
-    if len(starts):
-        depth[filled] = np.maximum.reduceat(rounds.node_depth, starts)
-    nodes = np.diff(rounds.node_offsets)
-    width = leaves(rounds) if rounds.node_rank.any() else (nodes > 0).astype(np.int64)
+    trees = rounds.trees
+    nodes, depth = trees.counts, trees.tree_depth
+    width = leaves(rounds) if trees.branching else (nodes > 0).astype(np.int64)
     spread = int(nodes.max(initial=0)) + 1
     codes, kind = np.unique((depth * spread + width) * spread + nodes, return_inverse=True)
     kinds = np.stack((codes // spread**2, codes // spread % spread, codes % spread), axis=1)

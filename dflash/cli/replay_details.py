@@ -1,0 +1,120 @@
+"""The text form of what a replay tells beside acceptance: knee, branches, calibration, predicted speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from dflash.cli.cost_text import render_cost
+from dflash.replay.branching import BRANCHING_DEFINITIONS, Branches
+from dflash.replay.calibration import CALIBRATION_DEFINITIONS, Calibrated
+from dflash.replay.cost import COST_DEFINITIONS
+from dflash.replay.knee import KNEE_DEFINITIONS, Knee
+from dflash.replay.result import PolicyRow, Replay
+from dflash.replay.statistics import Interval
+from dflash.replay.work import SPEED_DEFINITIONS, Speed
+
+
+def render_details(run: Replay, console: Console) -> dict[str, str]:
+    """Print what there is, and return what it means."""
+    words: dict[str, str] = {}
+    for row in run.rows:
+        for line in _lines(row):
+            console.print(f"{row.policy}: {line}", soft_wrap=True)
+        for signal in row.calibration or ():
+            console.print(f"{row.policy}: {_calibrated(signal)}", soft_wrap=True)
+            console.print(_reliability(signal))
+    if any(row.knee is not None and row.knee.length is not None for row in run.rows):
+        words |= KNEE_DEFINITIONS
+    if any(row.branching is not None for row in run.rows):
+        words |= BRANCHING_DEFINITIONS
+    if any(row.calibration for row in run.rows):
+        words |= CALIBRATION_DEFINITIONS
+    if run.cost is not None:
+        console.print(_speeds(run.rows))
+        render_cost(run.cost, console)
+        words |= {**SPEED_DEFINITIONS, **COST_DEFINITIONS}
+    return words
+
+
+def _lines(row: PolicyRow) -> list[str]:
+    lines = []
+    if row.knee is not None and row.knee.length is not None:
+        lines.append(_knee(row.knee))
+    if row.branching is not None:
+        lines.append(_branching(row.branching))
+    if row.calibration == ():
+        lines.append("no reached node has a confidence or a margin, so that nothing can be calibrated")
+    return lines
+
+
+def _knee(knee: Knee) -> str:
+    reach = "" if knee.interval is None else f" (95 % {knee.interval.low:g} to {knee.interval.high:g})"
+    return f"knee at length {knee.length}{reach}; tau by length from 0: {_list(knee.curve)}"
+
+
+def _branching(found: Branches) -> str:
+    wins = ", ".join(str(count) for count in found.wins)
+    return (
+        f"{found.branching_rounds} branching rounds: wins by branch {wins}, none {found.accepted_nothing}; "
+        f"later branches win {_share(found.later_branch_wins, found.later_interval)}; first-token diversity "
+        f"{_share(found.first_token_diversity, None)}; duplicate first tokens "
+        f"{_share(found.duplicate_first_token_rate, found.duplicate_interval)}"
+    )
+
+
+def _calibrated(found: Calibrated) -> str:
+    return (
+        f"{found.signal}, {found.accepted} of {found.reached} reached nodes accepted, "
+        f"ECE {_share(found.ece, found.ece_interval)}, AUC {_share(found.auc, found.auc_interval)}"
+    )
+
+
+def _reliability(found: Calibrated) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("score")
+    filled = [item for item in found.bins if item.reached]
+    for item in filled:
+        table.add_column(f"{item.low:.1f}-{item.high:.1f}", justify="right")
+    table.add_row("reached", *(str(item.reached) for item in filled))
+    table.add_row("mean score", *(_share(item.score, None) for item in filled))
+    table.add_row("accepted", *(_share(item.accepted / item.reached, None) for item in filled))
+    return table
+
+
+def _speeds(rows: Sequence[PolicyRow]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("policy", overflow="fold")
+    for name in ("speed-up", "95 %", "difference", "95 %", "tokens/s", "round ms", "rows/token"):
+        table.add_column(name, justify="right")
+    for index, row in enumerate(rows):
+        if row.speed is not None:
+            table.add_row(row.policy, *_speed(row.speed, first=index == 0))
+    return table
+
+
+def _speed(speed: Speed, first: bool) -> tuple[str, ...]:
+    return (
+        f"{speed.speed_up:.3f}",
+        _interval(speed.interval),
+        "-" if first else f"{speed.difference:+.3f}",
+        _interval(speed.difference_interval),
+        f"{speed.tokens_per_second:.4g}",
+        f"{speed.round_us / 1e3:.4g}",
+        f"{speed.verified_per_token:.2f}",
+    )
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)
+
+
+def _interval(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
+
+
+def _share(value: float | None, interval: Interval | None) -> str:
+    shown = "-" if value is None else f"{value:.3f}"
+    return shown if interval is None else f"{shown} ({_interval(interval)})"
