@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dflash.policy.context import DraftSampling
 from dflash.policy.context import Proposal as ProposalKind
@@ -97,17 +98,27 @@ class Proposal:
 
 
 class Drafter(ABC):
-    """A drafter family. Lanes are opened with a prompt, told of every commit, and closed."""
+    """A drafter family. Lanes are opened with a prompt, told of every commit, and closed.
+
+    Attributes:
+        taps: Hugging Face `hidden_states` indices of the target that `see` must be given, in order.
+        longest: The deepest draft that it can make; None for any.
+    """
 
     name: str
     family: str
     branches = True
+    taps: tuple[int, ...] = ()
+    longest: int | None = None
 
     def __init__(self, kind: ProposalKind) -> None:
         self.kind = kind
 
     def open(self, lane: int) -> None:  # noqa: B027 (stateless drafters keep nothing)
         """Start a request in `lane`; whatever the lane held before is forgotten."""
+
+    def see(self, lane: int, states: Tensor) -> None:  # noqa: B027 (most families read tokens alone)
+        """Take the target's tapped hidden states [m, taps x hidden] of a lane's next m committed tokens."""
 
     def sampling_at(self, temperature: float) -> DraftSampling:
         """How q is made in a request of this target temperature."""
@@ -120,8 +131,8 @@ class Drafter(ABC):
         The draft from an anchor depends on the trunk up to it and on the request's key, on nothing else.
         """
 
-    def trunk_log_q(self, anchor: Anchor, count: int) -> list[float] | None:
-        """log q [count] of the tokens after the anchor, the drafter forced onto the trunk.
+    def trunk_log_q(self, anchors: Sequence[Anchor], counts: Sequence[int]) -> list[list[float]] | None:
+        """For each anchor of a request, log q of the `count` tokens after it, the drafter forced onto them.
 
         None for deterministic proposals, where q is no law.
         """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash.drafters.base import Drafter, NoDrafter, ProposalKind
+from dflash.drafters.drawing import Drawing
 from dflash.drafters.fan import Fan
 from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.ngram import NgramDrafter
@@ -171,14 +172,16 @@ def _language_model(
     name: str, model: Any, identity: dict[str, Any], noise: TargetNoise, settings: DraftSettings
 ) -> Drafter:
     facts = {key: value for key, value in identity.items() if key != "name"}
-    return LanguageModelDrafter(
-        name,
-        TrunkModel(model, settings.lanes, settings.capacity),
+    trunk = TrunkModel(model, settings.lanes, settings.capacity)
+    return LanguageModelDrafter(name, trunk, _drawing(noise, settings), facts)
+
+
+def _drawing(noise: TargetNoise, settings: DraftSettings) -> Drawing:
+    return Drawing(
         settings.kind,
         settings.sampling,
         settings.follow_target,
         noise,
         settings.store_topk,
-        facts,
         settings.fan,
     )

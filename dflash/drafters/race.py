@@ -30,15 +30,22 @@ def slot_law(logits: Floats, sampling: DraftSampling) -> SlotLaw:
     """
     width = sampling.top_k or len(logits)
     order = np.lexsort((np.arange(len(logits)), -logits)) if width >= len(logits) else _top(logits, width)
+    return ranked_law(order, logits[order], sampling)
+
+
+def ranked_law(tokens: NDArray[np.int64], logits: Floats, sampling: DraftSampling) -> SlotLaw:
+    """q from the top-k tokens and their raw logits, in order of logit; what is at -inf is left out."""
+    possible = int(np.isfinite(logits).sum())
+    tokens, logits = tokens[:possible], logits[:possible]
     if sampling.temperature == 0.0:
-        return SlotLaw(order, logits[order])
-    scaled = logits[order] / sampling.temperature
+        return SlotLaw(tokens, logits)
+    scaled = logits / sampling.temperature
     log_q = scaled - np.logaddexp.reduce(scaled)
     if sampling.top_p < 1.0:
         keep = 1 + int(np.searchsorted(np.exp(log_q).cumsum(), sampling.top_p))
         log_q = log_q[:keep] - np.logaddexp.reduce(log_q[:keep])
-        order = order[:keep]
-    return SlotLaw(order, log_q)
+        tokens = tokens[:keep]
+    return SlotLaw(tokens, log_q)
 
 
 def _top(logits: Floats, width: int) -> NDArray[np.int64]:

@@ -64,10 +64,8 @@ class DensePass:
             yield from self._chunk(lane, anchors[start : start + step])
 
     def _chunk(self, lane: Lane, anchors: Sequence[Anchor]) -> Iterator[Row]:
-        trunk_log_q = [
-            self.drafter.trunk_log_q(anchor, min(self.shape.length, len(lane.trunk) - 1 - anchor.position))
-            for anchor in anchors
-        ]
+        ahead = [min(self.shape.length, len(lane.trunk) - 1 - anchor.position) for anchor in anchors]
+        trunk_log_q = self.drafter.trunk_log_q(anchors, ahead) or [None] * len(anchors)
         proposals = self.drafter.propose(anchors, self.shape)
         trees = [tree_rows(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)]
         logits = self.trunk.score([merged(trees)])[0].logits

@@ -1,4 +1,4 @@
-"""Heads that read the token before: Markov biases, confidence (DSpark), and candidate selection (DFlash 2)."""
+"""Heads that read the token before: Markov bias, confidence (DSpark), candidate selection (DFlash 2)."""
 
 from __future__ import annotations
 
