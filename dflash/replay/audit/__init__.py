@@ -1,0 +1,1 @@
+"""Audit: does a recording's own evidence bear out what it says of p, q, noise, drafts and decisions?"""
