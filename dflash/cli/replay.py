@@ -11,6 +11,8 @@ import click
 from dflash.cli.options import files_argument, json_option, output_option, read_pairs
 from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit, talk
+from dflash.cli.replay_alone import asked_alone
+from dflash.cli.replay_audit import audit_files
 from dflash.cli.replay_text import render
 from dflash.draftfile.run import Run, open_runs
 from dflash.errors import UsageError
@@ -52,6 +54,11 @@ from dflash.replay.verdicts import VerdictWriter
     metavar="fit|PATH",
     help="Predict tokens/s and speed-up: `fit` the recorded times, or read a step-time profile (JSON).",
 )
+@click.option(
+    "--audit",
+    is_flag=True,
+    help="Hold the recording against its own evidence: laws, draws, emitted tokens; exit 1 if one fails.",
+)
 @output_option("what each policy decided in every round, as Parquet (law-exact walks decide none),")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 @json_option
@@ -63,6 +70,7 @@ def replay(
     rejudge: bool,
     calibration: bool,
     cost: str | None,
+    audit: bool,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -75,6 +83,9 @@ def replay(
     A folder stands for the *.parquet files right inside it. Files of one run are taken
     together, several runs one by one. Without --policy the recorded policy is judged again.
     """
+    if audit:
+        asked_alone("--audit", "as_json")
+        return audit_files(files, as_json)
     asked = read_policies(policies, parameters)
     runs = open_runs(files)
     if check:

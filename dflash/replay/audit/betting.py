@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import pi, sqrt
+from typing import ClassVar
 
 from dflash.policy.noise import F64
 from dflash.policy.topology import Bool
@@ -14,8 +16,13 @@ from dflash.replay.audit.verdict import Rate, Status, Verdict
 
 @dataclass(slots=True)
 class BettingProbe(Probe):
-    """Bets on events whose probability the recording claims."""
+    """Bets on events whose probability the recording claims.
 
+    Attributes:
+        covering: whether one of the events happens at every observation, and no two of them.
+    """
+
+    covering: ClassVar[bool] = False
     bets: dict[str, Bet] = field(default_factory=dict)
 
     def bet(self, event: str, hit: Bool, claimed: F64) -> None:
@@ -44,9 +51,18 @@ class BettingProbe(Probe):
             faults=int(alarm),
             p_value=self.p_value(),
             rates=rates,
+            distance=self._distance() if self.covering and rates else None,
+            sampling_error=self._sampling_error() if self.covering and rates else None,
             power=_power(rates),
             reasons=self.why(self.count),
         )
+
+    def _distance(self) -> float:
+        return sum(abs(bet.hits - bet.expected) for bet in self.bets.values()) / (2 * self.count)
+
+    def _sampling_error(self) -> float:
+        """The mean of |x| of a normal x is sqrt(2/pi) of its deviation."""
+        return sum(sqrt(2 / pi * bet.variance) for bet in self.bets.values()) / (2 * self.count)
 
 
 def rates_of(bets: Mapping[str, Bet], threshold: float) -> tuple[Rate, ...]:

@@ -57,6 +57,7 @@ class Drafted(BettingProbe):
     name = "drafted tokens"
     question = "drafted tokens follow q"
     nothing = "no draft was sampled"
+    covering = True
 
     def untestable(self, evidence: Evidence) -> str | None:
         """Return why q cannot set the odds; see `Probe.untestable`."""

@@ -60,6 +60,7 @@ class Emitted(BettingProbe):
     name = "emitted tokens"
     question = "emitted tokens follow p"
     nothing = "no token was emitted"
+    covering = True
     impossible: int = 0
     listed: list[Fault] = field(default_factory=list)
 

@@ -52,6 +52,8 @@ class Verdict:
         faults: how many of them are wrong.
         near_ties: how many differ where rounding may have decided.
         p_value: of a statistical probe.
+        distance: total variation between what happened and what was claimed, where `rates` cover all cases.
+        sampling_error: the distance that honest runs of this size have on average.
         power: what the probe would have found.
         reasons: why it could not look, here or there.
         causes: what the faults look like.
@@ -66,6 +68,8 @@ class Verdict:
     listed: tuple[Fault, ...] = ()
     p_value: float | None = None
     rates: tuple[Rate, ...] = ()
+    distance: float | None = None
+    sampling_error: float | None = None
     power: str = ""
     reasons: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
@@ -80,6 +84,8 @@ class Verdict:
             "faults": self.faults,
             "near_ties": self.near_ties,
             "p_value": self.p_value,
+            "distance": self.distance,
+            "sampling_error": self.sampling_error,
             "power": self.power,
             "reasons": list(self.reasons),
             "causes": list(self.causes),
