@@ -56,9 +56,7 @@ _LIMIT = 2**31 - 1
 @click.option(
     "--length",
     type=click.IntRange(0, 128),
-    default=5,
-    show_default=True,
-    help="Largest depth of a draft; 0 is plain decoding.",
+    help="Largest depth of a draft; 0 is plain decoding.  [default: 5; a block drafter's whole block]",
 )
 @click.option(
     "--branches",

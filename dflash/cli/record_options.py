@@ -11,7 +11,7 @@ import torch
 
 from dflash.cli.options import read_pairs
 from dflash.cli.output import stages
-from dflash.drafters.build import parse_drafter
+from dflash.drafters.build import default_length, parse_drafter
 from dflash.drafters.fan import Fan
 from dflash.engine.chat import Defaults
 from dflash.engine.settings import RecordSettings
@@ -41,7 +41,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         system=None if options["system"] is None else _text("--system", options["system"]),
         raw=options["raw"],
     )
-    parse_drafter(options["drafter"])
+    parts = parse_drafter(options["drafter"])
     drafter = "none" if options["length"] == 0 else options["drafter"]
     proposal = options["proposal"]
     fan = None if options["tree"] is None else Fan.parse(options["tree"])
@@ -50,7 +50,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         drafter=drafter,
         policy=parse_policy(options["policy"], pairs),
         defaults=defaults,
-        length=options["length"],
+        length=default_length(parts) if options["length"] is None else options["length"],
         branches=options["branches"] or (fan.branches if fan else BRANCHES),
         proposal=ProposalKind(proposal) if proposal else None,
         draft_temperature=options["draft_temperature"],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash.drafters.base import Drafter, NoDrafter, ProposalKind
+from dflash.drafters.block.drafter import BlockFamily
+from dflash.drafters.checkpoint.read import read_block, read_drafts
 from dflash.drafters.drawing import Drawing
 from dflash.drafters.fan import Fan
 from dflash.drafters.lm import LanguageModelDrafter
@@ -31,11 +33,16 @@ DRAFTERS = {
     "suffix": "the longest suffix seen before, continued by frequency; no model; --warm fills its store",
     "self": "an int8 copy of the target: a drafter that almost always agrees, for testing p/q",
     "model": "model:PLACE, any language model with the target's tokenizer",
+    "dflash": "dflash:PLACE, a block drafter that reads the target (z-lab's DFlash 1 and 2)",
+    "dspark": "dspark:PLACE, the same with heads that read the token before (DeepSeek's DSpark)",
     "file": "file:RUN.parquet, the stored drafts of an earlier run",
     "none": "no drafts: plain decoding",
 }
-WITH_PLACE = ("model", "file")
-WITH_LAW = ("model", "self")
+BLOCKS = ("dflash", "dspark")
+WITH_PLACE = ("model", *BLOCKS, "file")
+WITH_LAW = ("model", "self", *BLOCKS)
+# the field's usual start for drafters of any length
+LENGTH = 5
 
 
 class UnknownDrafter(DflashError):
@@ -57,6 +64,24 @@ class OtherTokenizer(DflashError):
         )
 
 
+class DraftTooLong(UsageError):
+    """A block drafter was asked for more tokens than its block drafts."""
+
+    def __init__(self, name: str, longest: int, asked: int) -> None:
+        super().__init__(
+            f"Expected --length at most {longest}, all that {name} drafts at once, found {asked}."
+        )
+
+
+class TooFewCandidates(UsageError):
+    """More logits a slot were to be stored than the drafter has candidates."""
+
+    def __init__(self, name: str, candidates: int, asked: int) -> None:
+        super().__init__(
+            f"Expected --store-topk at most {candidates}, all the candidates of {name}, found {asked}."
+        )
+
+
 class Part(NamedTuple):
     """One drafter of a union: its family, and the place of its model or file."""
 
@@ -66,7 +91,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """What a run fixes for its drafter."""
+    """What a run fixes for its drafter; `length` is the largest draft's."""
 
     kind: ProposalKind
     sampling: DraftSampling
@@ -76,6 +101,7 @@ class DraftSettings:
     capacity: int
     warm: tuple[Path, ...] = ()
     fan: Fan | None = None
+    length: int = LENGTH
 
 
 def parse_drafter(text: str) -> list[Part]:
@@ -110,6 +136,7 @@ def build_drafter(
     Raises:
         OtherTokenizer: A drafting model has another tokenizer.
         IdentityMismatch: Stored drafts or a warm store come from other models.
+        CheckpointError: A checkpoint cannot be read, or does not fit the target.
         UsageError: `warm` is given, and nothing of it has a store.
     """
     if settings.warm and Part("suffix") not in parts:
@@ -128,6 +155,8 @@ def _build(part: Part, target: Target, noise: TargetNoise, settings: DraftSettin
             return _self_drafter(target, noise, settings)
         case "model":
             return _model_drafter(str(part.place), target, noise, settings)
+        case "dflash" | "dspark":
+            return _block_drafter(part, target, noise, settings)
         case "file":
             return _stored_drafter(Path(str(part.place)), target, settings)
         case _:
@@ -174,6 +203,32 @@ def _language_model(
     facts = {key: value for key, value in identity.items() if key != "name"}
     trunk = TrunkModel(model, settings.lanes, settings.capacity)
     return LanguageModelDrafter(name, trunk, _drawing(noise, settings), facts)
+
+
+def _block_drafter(part: Part, target: Target, noise: TargetNoise, settings: DraftSettings) -> Drafter:
+    place = str(part.place)
+    name = f"{part.family}:{Path(place).name if Path(place).is_dir() else place}"
+    found = read_block(place, target, part.family)
+    config = found.model.config
+    if settings.length > config.drafts:
+        raise DraftTooLong(name, config.drafts, settings.length)
+    if config.candidates < settings.store_topk:
+        raise TooFewCandidates(name, config.candidates, settings.store_topk)
+    drawing = _drawing(noise, settings)
+    if config.selector is not None:
+        width = min(drawing.sampling.top_k or config.candidates, config.candidates)
+        drawing = replace(drawing, sampling=replace(drawing.sampling, top_k=width))
+    return BlockFamily(name, found.model, drawing, found.identity, settings.lanes, settings.capacity)
+
+
+def default_length(parts: Sequence[Part]) -> int:
+    """The draft length where none is asked for: a whole block, or the field's usual 5.
+
+    Raises:
+        NoSuchModel, CheckpointUnreadable: A block drafter is not there.
+    """
+    blocks = [read_drafts(str(part.place)) for part in parts if part.family in BLOCKS]
+    return min(blocks, default=LENGTH)
 
 
 def _drawing(noise: TargetNoise, settings: DraftSettings) -> Drawing:

@@ -174,8 +174,10 @@ class Engine:
             "prompt_text": request.prompt_text,
             "request_info": request.info_json(),
         }
-        if self.fingerprint and rows.taps is not None:
-            row["feature_fingerprint"] = self.fingerprint.of(rows.taps[-1:])
+        if rows.taps is not None:
+            self.drafter.see(index, rows.taps)
+            if self.fingerprint:
+                row["feature_fingerprint"] = self.fingerprint.of(rows.taps[-1:])
         sink.row(lane, row)
 
     def _round(self, lanes: Sequence[Lane], sink: Sink) -> None:
@@ -225,11 +227,14 @@ class Engine:
             "context_length": len(lane.trunk),
             "control_state": turn.state,
         }
-        self.trunk.commit(lane.index, [0, *(node + 1 for node in path)])
+        kept = [0, *(node + 1 for node in path)]
+        self.trunk.commit(lane.index, kept)
         emission = lane.emit([*tokens, bonus])
         row |= {"emitted": emission.emitted, "truncated_by": str(emission.truncated_by)}
-        if self.fingerprint and seen.taps is not None:
-            row["feature_fingerprint"] = self.fingerprint.of(seen.taps[[0, *(node + 1 for node in path)]])
+        if seen.taps is not None:
+            self.drafter.see(lane.index, seen.taps[kept])
+            if self.fingerprint:
+                row["feature_fingerprint"] = self.fingerprint.of(seen.taps[kept])
         lane.rounds += 1
         return Result(len(path), row["draft_length"])
 

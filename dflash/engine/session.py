@@ -70,7 +70,7 @@ class Session:
         self.noise = TargetNoise(vocabulary, keep=64 * settings.lanes)
         self.drafter = self._drafter()
         self.taps = self._taps()
-        self.trunk = TrunkModel(target.model, settings.lanes, 1024, self.taps)
+        self.trunk = TrunkModel(target.model, settings.lanes, 1024, self.taps or self.drafter.taps)
         self.engine = self._engine()
 
     def conversations(self, entries: Iterable[Entry], *, check: bool = False) -> Iterator[ChatConversation]:
@@ -180,12 +180,16 @@ class Session:
             1024,
             settings.warm,
             settings.fan,
+            settings.length,
         )
         return build_drafter(settings.parts, self.target, self.noise, draft)
 
     def _taps(self) -> tuple[int, ...]:
+        """What the file keeps of the target's hidden states: of those the drafter reads, if it reads any."""
+        if not self.settings.features:
+            return ()
         layers = int(self.target.model.config.get_text_config().num_hidden_layers)
-        return default_taps(layers) if self.settings.features else ()
+        return self.drafter.taps or default_taps(layers)
 
     def _engine(self) -> Engine:
         settings = self.settings

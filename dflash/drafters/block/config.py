@@ -123,6 +123,11 @@ class BlockConfig:
         return self.block_size - self.first_slot
 
     @property
+    def candidates(self) -> int:
+        """Tokens that can be drafted at one slot."""
+        return self.selector.top_k if self.selector else self.draft_vocabulary or self.vocabulary
+
+    @property
     def family(self) -> str:
         """`dspark` where a head reads the token before or predicts acceptance, else `dflash`."""
         return "dspark" if self.markov or self.confidence else "dflash"

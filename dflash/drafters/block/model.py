@@ -49,8 +49,8 @@ class BlockDrafter(nn.Module):
     own is borrowed from the target by `borrow`, and is no parameter.
 
     Training: `forward` gives the hidden states of blocks drafted from many anchors of each sequence in one
-    pass; `logits`, `markov_head` and `confidence_head` turn them into what is drafted. Drafting: `context` and
-    `key_values` once a committed token, then `blocks`, then `slot` along each path.
+    pass; `logits`, `markov_head` and `confidence_head` turn them into what is drafted. Drafting: `context`
+    and `key_values` once a committed token, then `blocks`, then `slot` along each path.
     """
 
     def __init__(self, config: BlockConfig) -> None:
