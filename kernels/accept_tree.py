@@ -169,7 +169,7 @@ def _launch(
         tokens, parents, words, choices, tokens if logp is None else logp, spec.logp, spec.logq,
         spec.residual, spec.keys, spec.positions, tokens if spec.paths is None else spec.paths,
         count, path, bonus, slot, nodes,
-        NODES=max(16, 1 << (nodes - 1).bit_length()), SPECULATIVE=sampled is not None,
+        NODES=max(32, 1 << (nodes - 1).bit_length()), SPECULATIVE=sampled is not None,
         PATHS=spec.paths is not None, TIES=logp is not None and sampled is None,
         num_warps=1 if nodes <= 32 else 2,
     )  # fmt: skip

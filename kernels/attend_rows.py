@@ -10,11 +10,6 @@ from dflash.kernels.chunk_merge import EMPTY
 
 
 @triton.jit
-def _or(a, b):
-    return a | b
-
-
-@triton.jit
 def _walk_tiles(
     q, words, union, acc, m, mass, K, V, Pages, low, high, length, total,
     stride_kp, stride_kr, stride_vp, stride_vr, scale,
@@ -39,13 +34,13 @@ def _walk_tiles(
         else:
             k = tl.load(k_ptrs)
             v = tl.load(v_ptrs)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:  # noqa: SIM102
             if start + BLOCK_N > length:
                 seen = bits_of(words_at(words, length - start)[:, None], index[None, :])
                 s = tl.where(seen, s, -float("inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp2(s - m_new[:, None])
+        m_new = tl.maximum(m, tl.max(s, 1) * scale)
+        p = tl.exp2(s * scale - m_new[:, None])
         fade = tl.exp2(m - m_new)
         mass = mass * fade + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
@@ -55,15 +50,18 @@ def _walk_tiles(
 
 @triton.jit
 def attend_rows(
-    q, words, K, V, Pages, low, high, length, total, stride_kp, stride_kr, stride_vp, stride_vr, scale,
+    q, words, union, K, V, Pages, low, high, length, total, stride_kp, stride_kr, stride_vp, stride_vr, scale,
     HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr, PAGE: tl.constexpr, TWO_LOOPS: tl.constexpr,
 ):  # fmt: skip
-    """Attend cache rows low..high: normalised output [BLOCK_M, HEAD_PAD] and base-2 log-sum-exp [BLOCK_M]."""
+    """Attend cache rows low..high: normalised output [BLOCK_M, HEAD_PAD] and base-2 log-sum-exp [BLOCK_M].
+
+    A masked tile has 64 rows at most, which is what a word speaks of.
+    """
+    BLOCK_TAIL: tl.constexpr = BLOCK_N if BLOCK_N < 64 else 64
     m = tl.full([BLOCK_M], EMPTY, tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    union = tl.reduce(words, 0, _or)
     middle = low
     if TWO_LOOPS:
         middle = tl.maximum(tl.minimum(high, length // BLOCK_N * BLOCK_N), low)
@@ -76,7 +74,7 @@ def attend_rows(
         acc, m, mass = _walk_tiles(
             q, words, union, acc, m, mass, K, V, Pages, middle, high, length, total,
             stride_kp, stride_kr, stride_vp, stride_vr, scale,
-            HEAD, HEAD_PAD, BLOCK_N, 2 if TWO_LOOPS else STAGES, PAGE, True,
+            HEAD, HEAD_PAD, BLOCK_TAIL, 2 if TWO_LOOPS else STAGES, PAGE, True,
         )  # fmt: skip
     full = tl.where(mass > 0, mass, 1.0)
-    return acc / full[:, None], tl.where(mass > 0, m + tl.log2(full), EMPTY)
+    return acc * (1.0 / full)[:, None], tl.where(mass > 0, m + tl.log2(full), EMPTY)

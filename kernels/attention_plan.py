@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Mode = Literal["fast", "replay-exact"]
-Regime = Literal["short", "long", "wave", "full"]
+Regime = Literal["short", "long", "wave", "full", "exact"]
 
 EXACT_PARTS = 16
 EXACT_MIN_CHUNK = 256
 SHORT_ROWS = 2048
 WAVE_PROGRAMS = 120
 FULL_PROGRAMS = 240
+FEW_CHUNKS = 4
 
 
 class Tile(NamedTuple):
@@ -27,7 +28,7 @@ class Tile(NamedTuple):
     ticket: bool
     """The last program to arrive merges; otherwise a second kernel does."""
     merge_rows: int
-    """Packed rows that one program of the merge takes where a lane has more than eight chunks."""
+    """Packed rows that one program of the merge takes where a lane has more than a few chunks."""
     merge_splits: int
     """Chunks that it loads at once."""
     half: bool = False
@@ -57,48 +58,58 @@ class Plan(NamedTuple):
 
 # swept on an H200 by dflash/bench/kernel_sweep.py; rows are the packed query rows of a KV head, rounded up.
 # short: few lanes and at most 2,048 rows, where latency counts; long: few lanes; wave, full: one or two
-# programs a multiprocessor without splitting any context
+# programs a multiprocessor without splitting any context; exact: `replay-exact`, whatever the batch
 TILES: dict[tuple[int, int, Regime], Tile] = {
-    (64, 16, "short"): Tile(16, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
-    (64, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16),
-    (64, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8),
+    (64, 16, "short"): Tile(16, 128, 4, 2, 264, 128, False, 1, 16, False, 128, 1, True),
+    (64, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16, False, 0, 1),
+    (64, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8, False, 0, 1),
     (64, 16, "full"): Tile(16, 64, 4, 3, 132, 64, True, 1, 16),
-    (64, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
-    (64, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16),
-    (64, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8),
+    (64, 16, "exact"): Tile(16, 64, 4, 3, 132, 128, False, 1, 16, False, 0, 1),
+    (64, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 128, 1),
+    (64, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16, False, 0, 1),
+    (64, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8, False, 0, 1),
     (64, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
-    (64, 64, "short"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, False, 256),
-    (64, 64, "long"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, False, 256),
+    (64, 32, "exact"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
+    (64, 64, "short"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 128, 1),
+    (64, 64, "long"): Tile(64, 64, 4, 3, 132, 128, False, 1, 32, False, 256, 1),
     (64, 64, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 64, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16),
-    (64, 128, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
-    (64, 128, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16),
+    (64, 64, "exact"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (64, 128, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, True, 128, 1),
+    (64, 128, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (64, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
-    (64, 256, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
-    (64, 256, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16),
+    (64, 128, "exact"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (64, 256, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, True, 128, 1),
+    (64, 256, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (64, 256, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 256, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
-    (128, 16, "short"): Tile(16, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
-    (128, 16, "long"): Tile(16, 64, 4, 3, 132, 64, False, 1, 16),
-    (128, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8),
+    (64, 256, "exact"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (128, 16, "short"): Tile(16, 64, 4, 3, 264, 128, False, 1, 16, False, 128, 1),
+    (128, 16, "long"): Tile(16, 128, 4, 3, 132, 128, False, 1, 32, False, 0, 1, True),
+    (128, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8, False, 0, 1),
     (128, 16, "full"): Tile(16, 64, 4, 4, 132, 64, True, 1, 16),
-    (128, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 256),
-    (128, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16),
-    (128, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8),
+    (128, 16, "exact"): Tile(16, 64, 4, 3, 132, 128, False, 1, 16, False, 0, 1),
+    (128, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 128, 1),
+    (128, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16, False, 0, 1),
+    (128, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8, False, 0, 1),
     (128, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
-    (128, 64, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, False, 128),
-    (128, 64, "long"): Tile(64, 64, 4, 4, 132, 64, False, 1, 16, False, 256),
+    (128, 32, "exact"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
+    (128, 64, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, True, 64, 1),
+    (128, 64, "long"): Tile(64, 64, 4, 4, 132, 64, False, 1, 16, True, 64, 1),
     (128, 64, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 64, "full"): Tile(64, 32, 4, 4, 132, 64, True, 1, 16),
-    (128, 128, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, False, 256),
-    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True),
+    (128, 64, "exact"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (128, 128, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, True, 64, 1),
+    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
     (128, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
-    (128, 256, "short"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True),
-    (128, 256, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True),
+    (128, 128, "exact"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
+    (128, 256, "short"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
+    (128, 256, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
     (128, 256, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 256, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
+    (128, 256, "exact"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
 }
 
 
@@ -118,7 +129,7 @@ def _merge_block(tile: Tile, share: int) -> tuple[int, int]:
     """Rows and chunks that are merged at once: with a ticket, one program merges a row tile."""
     if tile.ticket:
         return 8, 4
-    return (2, 8) if share <= 8 else (tile.merge_rows, tile.merge_splits)
+    return (2, 8) if share <= FEW_CHUNKS else (tile.merge_rows, tile.merge_splits)
 
 
 def plan(
@@ -146,7 +157,7 @@ def plan(
     head_pad = 64 if head <= 64 else 128
     rows = queries * group
     exact = mode == "replay-exact"
-    regime: Regime = "long" if exact else regime_of(batch, kv_heads, rows, capacity)
+    regime: Regime = "exact" if exact else regime_of(batch, kv_heads, rows, capacity)
     tile = tile or TILES[head_pad, min(max(1 << (rows - 1).bit_length(), 16), 256), regime]
     row_tiles = _ceil_div(rows, tile.block_m)
     if exact:
@@ -155,7 +166,7 @@ def plan(
         return Plan(tile, rows, splits, row_tiles, 1, grid_items, EXACT_MIN_CHUNK, EXACT_PARTS, head_pad)
     share = max(1, tile.programs // (kv_heads * row_tiles * batch))
     items = share * batch
-    bound = items + (batch if batch > 1 else 0)
+    bound = items + (batch if share > 1 or batch > 1 else 0)
     grid_items = min(bound, batch * _ceil_div(capacity, tile.min_chunk))
     rows, splits = _merge_block(tile, share)
     return Plan(tile, rows, splits, row_tiles, items, grid_items, tile.min_chunk, 0, head_pad)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from dflash.kernels.attend_rows import attend_rows
-from dflash.kernels.cache_rows import prefetch_rows
+from dflash.kernels.cache_rows import prefetch_lines, prefetch_rows
 from dflash.kernels.chunk_merge import merge_if_last, merge_rows, store_rows
 from dflash.kernels.work_items import item_of_grid, items_of_lane
 
@@ -26,11 +26,12 @@ def _fresh(value, COMPILED: tl.constexpr):
 
 @triton.jit
 def _prefetch_item(
-    K, V, Pages, Lengths, item, batch, tail, items, min_chunk, capacity,
-    stride_kp, stride_kr, stride_vp, stride_vr, stride_pages, HEAD: tl.constexpr, BATCH_PAD: tl.constexpr,
+    Q, K, V, Pages, Lengths, item, batch, tail, items, min_chunk, capacity, head, rows,
+    stride_qb, stride_qn, stride_qh, stride_kp, stride_kr, stride_vp, stride_vr, stride_pages,
+    GROUP: tl.constexpr, HEAD: tl.constexpr, BATCH_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr, MAX_PARTS: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Fetch an item's first rows into L2 under the preceding kernel; lengths may be stale: bound them."""
+    """Fetch an item's queries and first rows into L2 early; lengths may be stale: bound them."""
     lane, part, total, _, _, chunk = item_of_grid(
         Lengths, item, batch, tail, items, min_chunk, BATCH_PAD, BLOCK_N, MAX_PARTS
     )
@@ -42,17 +43,29 @@ def _prefetch_item(
             K + base * stride_kp, V + base * stride_vp, Pages + lane64 * stride_pages, part * chunk, last,
             stride_kp, stride_kr, stride_vp, stride_vr, HEAD, ROWS, PAGE,
         )  # fmt: skip
+        at = rows // GROUP * stride_qn + (head * GROUP + rows % GROUP) * stride_qh
+        prefetch_lines(Q + lane64 * stride_qb + at, HEAD)
 
 
 @triton.jit
-def _load_words(Words, rows, live, tail, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, TREE: tl.constexpr):
-    """Which of the `tail` rows after the trunk each packed row sees; all of them without a tree."""
-    ones = tl.full([], 1, tl.int64)
-    every = tl.where(tail < 64, (ones << tl.minimum(tail, 63).to(tl.int64)) - 1, -ones)
+def _load_words(Words, rows, live, every, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, TREE: tl.constexpr):
+    """Which of the rows after the trunk each packed row sees; `every` one without a tree."""
     words = tl.zeros([BLOCK_M], tl.int64) + every
     if TREE:
         words &= tl.load(Words + rows // GROUP, mask=live, other=0)
     return words
+
+
+@triton.jit
+def _first_bits(count):
+    """The word whose first `count` bits are set."""
+    ones = tl.full([], 1, tl.int64)
+    return tl.where(count < 64, (ones << tl.minimum(count, 63).to(tl.int64)) - 1, -ones)
+
+
+@triton.jit
+def _or(a, b):
+    return a | b
 
 
 @triton.jit
@@ -97,30 +110,40 @@ def attend_chunks(
     heads, rows_all = tl.num_programs(1), tl.num_programs(0) * BLOCK_M
     K += head.to(tl.int64) * stride_kh
     V += head.to(tl.int64) * stride_vh
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    live = rows < queries * GROUP
     if PDL:
         if PREFETCH > 0:
             _prefetch_item(
-                K, V, Pages, Lengths, item, batch, tail, items, min_chunk, capacity, stride_kp, stride_kr,
-                stride_vp, stride_vr, stride_pages, HEAD, BATCH_PAD, BLOCK_N, MAX_PARTS, PAGE, PREFETCH,
+                Q, K, V, Pages, Lengths, item, batch, tail, items, min_chunk, capacity, head,
+                tl.minimum(rows, queries * GROUP - 1), stride_qb, stride_qn, stride_qh, stride_kp, stride_kr,
+                stride_vp, stride_vr, stride_pages,
+                GROUP, HEAD, BATCH_PAD, BLOCK_N, MAX_PARTS, PAGE, PREFETCH,
             )  # fmt: skip
         tl.extra.cuda.gdc_wait()
+        # `merge_chunks` relies on this order: when it starts, all that came before this kernel is done
         tl.extra.cuda.gdc_launch_dependents()
+    every = _first_bits(tail)
+    if BATCH_PAD == 1:
+        # the only lane is known: these loads need not wait for its length
+        q = _load_queries(Q, head, rows, live, stride_qn, stride_qh, GROUP, HEAD, HEAD_PAD)
+        words = _load_words(Words, rows, live, every, GROUP, BLOCK_M, TREE)
     lane, part, total, parts, first, chunk = item_of_grid(
         Lengths, item, batch, tail, items, min_chunk, BATCH_PAD, BLOCK_N, MAX_PARTS
     )
     if lane < batch:
-        length = tl.load(Lengths + lane)
+        length = total - tail
         lane64 = lane.to(tl.int64)
-        rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        live = rows < queries * GROUP
+        if BATCH_PAD > 1:
+            q_lane = Q + lane64 * stride_qb
+            q = _load_queries(q_lane, head, rows, live, stride_qn, stride_qh, GROUP, HEAD, HEAD_PAD)
+            words = _load_words(Words + lane64 * stride_words, rows, live, every, GROUP, BLOCK_M, TREE)
+        union = tl.reduce(words, 0, _or) if TREE else every
         cache_lane = lane64 if PAGE == 0 else lane64 * 0
         o, lse = attend_rows(
-            _load_queries(
-                Q + lane64 * stride_qb, head, rows, live, stride_qn, stride_qh, GROUP, HEAD, HEAD_PAD
-            ),
-            _load_words(Words + lane64 * stride_words, rows, live, tail, GROUP, BLOCK_M, TREE),
+            q, words, union,
             K + cache_lane * stride_kp, V + cache_lane * stride_vp, Pages + lane64 * stride_pages,
-            part * chunk, tl.minimum(part * chunk + chunk, length + tail), length, total,
+            part * chunk, tl.minimum(part * chunk + chunk, total), length, total,
             stride_kp, stride_kr, stride_vp, stride_vr, scale,
             HEAD, HEAD_PAD, BLOCK_M, BLOCK_N, STAGES, PAGE, TWO_LOOPS,
         )  # fmt: skip
@@ -149,14 +172,18 @@ def merge_chunks(
     ROWS_ALL: tl.constexpr, BLOCK_N: tl.constexpr, MAX_PARTS: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partials of a few packed rows of one lane; grid (row blocks, KV heads, lanes)."""
+    """Merge the partials of a few packed rows of one lane; grid (row blocks, KV heads, lanes).
+
+    Lengths are read before the wait: `attend_chunks` writes none, and had waited for whoever did.
+    """
     row0, head, lane = tl.program_id(0) * MERGE_ROWS, tl.program_id(1), tl.program_id(2)
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     _, parts, first, _ = items_of_lane(
         Lengths, lane, batch, tail, items, min_chunk, BATCH_PAD, BLOCK_N, MAX_PARTS
     )
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     if parts > 1:
         merged = merge_rows(
             PartO, PartL, first, parts, head, tl.num_programs(1), row0, queries * GROUP, ROWS_ALL,

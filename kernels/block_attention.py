@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from dflash.kernels.attention_checks import Impl, check_attention, check_output
+from dflash.kernels.attention_call import attend
+from dflash.kernels.attention_checks import Impl
 from dflash.kernels.attention_plan import Mode, Tile
-from dflash.kernels.attention_scratch import Scratch, fitting_scratch, make_plan
-from dflash.kernels.tree_attention import reference_attention
+from dflash.kernels.attention_scratch import Scratch
 
 
 def block_attention(
@@ -39,19 +38,10 @@ def block_attention(
         `[lanes, n, heads, head]` in the dtype of q.
 
     Raises:
-        ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before the launch.
+        KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
     """
     tail = q.shape[1] if q.dim() == 4 else 0
-    sizes = check_attention(q, k, v, lengths, None, tail, pages, impl)
-    check_output(out, q)
-    factor = sizes.head**-0.5 if scale is None else scale
-    if impl == "reference":
-        result = reference_attention(q, k, v, lengths, None, tail, pages, factor)
-        return result if out is None else out.copy_(result)
-    from dflash.kernels.attention_launch import launch
-
-    out = torch.empty_like(q) if out is None else out
-    chosen = make_plan(sizes, mode, tile)
-    held = fitting_scratch(scratch, q, sizes, chosen)
-    launch(q, k, v, lengths, None, pages, out, sizes, factor, chosen, held, pdl)
-    return out
+    return attend(
+        q, k, v, lengths, None, tail, pages=pages, scale=scale, mode=mode, impl=impl, out=out,
+        scratch=scratch, tile=tile, pdl=pdl,
+    )  # fmt: skip

@@ -26,6 +26,14 @@ def tile_ptrs(
 
 
 @triton.jit
+def _prefetch(ptrs):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ptrs.to(tl.int64, bitcast=True)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def prefetch_rows(
     K, V, Pages, start, last, stride_kp, stride_kr, stride_vp, stride_vr,
     HEAD: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
@@ -36,16 +44,15 @@ def prefetch_rows(
     begin = tl.minimum(start, tl.maximum(last + 1 - ROWS, 0)) // ROWS * ROWS
     k_ptrs = tile_ptrs(K, Pages, begin, last, line, stride_kp, stride_kr, ROWS, PAGE)
     v_ptrs = tile_ptrs(V, Pages, begin, last, line, stride_vp, stride_vr, ROWS, PAGE)
-    for ptrs in tl.static_range(2):
-        address = (k_ptrs if ptrs == 0 else v_ptrs).to(tl.int64, bitcast=True)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-            "=r,l",
-            [address],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    _prefetch(k_ptrs)
+    _prefetch(v_ptrs)
+
+
+@triton.jit
+def prefetch_lines(starts, HEAD: tl.constexpr):
+    """Ask for whole rows of HEAD numbers, given by their addresses."""
+    LINES: tl.constexpr = (HEAD + 63) // 64
+    _prefetch(starts[:, None] + (tl.arange(0, LINES) * 64)[None, :])
 
 
 @triton.jit

@@ -37,7 +37,7 @@ def merge_rows(
         mass = mass * fade + tl.sum(weight, 0)
         acc = acc * fade[:, None] + tl.sum(o * weight[:, :, None], 0)
         m = m_new
-    return acc / mass[:, None]
+    return acc * (1.0 / mass)[:, None]
 
 
 @triton.jit

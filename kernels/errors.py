@@ -5,6 +5,7 @@ KernelArgumentError (2)
 ├── DtypeRefused       a dtype that the kernel does not take
 ├── LayoutRefused      strides or alignment that would read wrong or slowly
 ├── DeviceRefused      tensors on different devices, or on one the implementation does not run on
+├── ScaleRefused       a scale of the scores that is not positive
 ├── ChoiceRefused      an implementation, mode or rule that does not exist
 ├── ParentRefused      a tree whose parents do not come before their children
 └── TritonMissing      impl="triton" where Triton is not installed
@@ -48,6 +49,13 @@ class DeviceRefused(KernelArgumentError):
 
     def __init__(self, name: str, expected: str, found: object, shape: Sequence[int]) -> None:
         super().__init__(f"{name} {tuple(shape)}: expected device {expected}, found {found}.")
+
+
+class ScaleRefused(KernelArgumentError):
+    """A scale of the scores that is not positive."""
+
+    def __init__(self, found: float) -> None:
+        super().__init__(f"scale: expected a positive number, found {found}.")
 
 
 class ChoiceRefused(KernelArgumentError):

@@ -24,11 +24,10 @@ def _shares(Lengths, batch, tail, items, min_chunk, BATCH_PAD: tl.constexpr, BLO
     """Cut every lane by one common chunk: totals, parts, ends [BATCH_PAD] and the chunk length."""
     lanes = tl.arange(0, BATCH_PAD)
     real = lanes < batch
-    totals = tl.load(Lengths + lanes, mask=real, other=0) + tail
-    totals = tl.where(real, tl.maximum(totals, 1), 0)
+    totals = tl.where(real, tl.load(Lengths + lanes, mask=real, other=0) + tail, 0)
     chunk = tl.maximum(tl.cdiv(tl.sum(totals, 0), items), min_chunk)
     chunk = tl.cdiv(chunk, BLOCK_N) * BLOCK_N
-    parts = tl.cdiv(totals, chunk)
+    parts = tl.where(real, tl.maximum(tl.cdiv(totals, chunk), 1), 0)
     return totals, parts, tl.cumsum(parts, 0), chunk
 
 
@@ -42,14 +41,17 @@ def items_of_lane(
     Lengths, lane, batch, tail, items, min_chunk,
     BATCH_PAD: tl.constexpr, BLOCK_N: tl.constexpr, MAX_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Where a lane's partials lie: its rows in all, parts, first item, chunk length."""
+    """Where a lane's partials lie: its rows with the tail, parts, first item, chunk length."""
     if MAX_PARTS > 0 or BATCH_PAD == 1:
-        total = tl.maximum(tl.load(Lengths + lane) + tail, 1)
+        length = tl.load(Lengths + lane)
+        total = length + tail
         if MAX_PARTS > 0:
             chunk = _chunk_of(total, min_chunk, BLOCK_N, MAX_PARTS)
         else:
-            chunk = tl.cdiv(tl.maximum(tl.cdiv(total, items), min_chunk), BLOCK_N) * BLOCK_N
-        return total, tl.cdiv(total, chunk), lane * MAX_PARTS, chunk
+            # several parts share the trunk: counting the tail in could cost each of them one more tile
+            rows = tl.where(items > 1, length, total)
+            chunk = tl.cdiv(tl.maximum(tl.cdiv(rows, items), min_chunk), BLOCK_N) * BLOCK_N
+        return total, tl.maximum(tl.cdiv(total, chunk), 1), lane * MAX_PARTS, chunk
     totals, parts, ends, chunk = _shares(Lengths, batch, tail, items, min_chunk, BATCH_PAD, BLOCK_N)
     mine = _pick(parts, lane, BATCH_PAD)
     return _pick(totals, lane, BATCH_PAD), mine, _pick(ends, lane, BATCH_PAD) - mine, chunk

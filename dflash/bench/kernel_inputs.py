@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dflash.bench.kernel_shapes import Shape
 from dflash.kernels.ancestors import ancestor_words
-from dflash.kernels.tree_attention import reference_attention
+from dflash.kernels.attention_reference import reference_attention
 
 MAX_RELATIVE_ERROR = 1e-2
 

@@ -11,10 +11,10 @@ from dflash.bench.kernel_peers import Calls, Later, Peer, seen_mask
 from dflash.bench.kernel_shapes import Shape
 
 
-def _block_mask(shape: Shape, inputs: Inputs) -> BlockMask | None:
-    if inputs.words is None:
-        return None
-    words, context = inputs.words[0].clone(), shape.context
+def _block_mask(shape: Shape, inputs: Inputs) -> BlockMask:
+    """The tree's mask; a full one for `block`, without which FlexAttention does not split the context."""
+    full = torch.full((shape.nodes,), -1, device="cuda")
+    words, context = full if inputs.words is None else inputs.words[0].clone(), shape.context
 
     def seen(lane: Tensor, head: Tensor, query: Tensor, row: Tensor) -> Tensor:
         bit = (row - context).clamp_min(0)
@@ -42,8 +42,6 @@ def _flex(options: dict[str, int]) -> Peer:
 
 
 def _compiled_softmax(shape: Shape, sets: list[Inputs]) -> Calls:
-    if shape.batch * shape.nodes * shape.heads * (shape.context + shape.tail) > 1 << 26:
-        raise ValueError("scores of more than 256 MB are not worth building")
     torch._dynamo.reset()
     mask = seen_mask(shape, sets[0])
 

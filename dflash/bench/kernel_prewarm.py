@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 
-from dflash.bench.kernel_shapes import Shape
+from dflash.bench.kernel_shapes import ACCEPT_SHAPES, Shape
 
 MOST_WORKERS = 12
 
@@ -16,12 +16,16 @@ def _build(job: tuple[Shape, str]) -> None:
     """Run one way to compute a shape once, so that its compiled code is on disk."""
     import torch
 
+    from dflash.bench.kernel_accept import compiled_calls, make_trees
     from dflash.bench.kernel_inputs import make_inputs
     from dflash.bench.kernel_peers import ATTENTION_PEERS
     from dflash.bench.kernel_peers_compiled import COMPILED_PEERS
     from dflash.bench.kernels import our_calls
 
     shape, name = job
+    if shape.kernel == "accept":
+        compiled_calls([make_trees(shape, 0)])[0]()
+        return
     sets = make_inputs(shape, 1)
     if name in ("fast", "replay-exact"):
         our_calls(shape, sets, name)[0]()
@@ -44,6 +48,7 @@ def compile_ahead(shapes: Sequence[Shape], compiled: bool) -> None:
     names = ["flex_attention tuned", "torch.compile"] if compiled else []
     names = ["fast", "replay-exact", "xformers tree_attention", *names]
     jobs = [(shape, name) for name in names for shape in shapes]
+    jobs += [(shape, "torch.compile") for shape in ACCEPT_SHAPES if compiled]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for _ in pool.imap_unordered(_build, jobs):

@@ -45,7 +45,7 @@ def test_head_sizes_and_pages(head: int, page: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fast", "replay-exact"])
-@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 129])
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129])
 def test_around_the_tile_edges(length: int, mode: str) -> None:
     case = make_case(trees(1, 9, seed=length), [length], 4, 64, kv_heads=1)
     assert_close("tree", run(case, mode=mode), dense_oracle(case), 1e-5)

@@ -19,6 +19,7 @@ from dflash.kernels.errors import (
     DtypeRefused,
     LayoutRefused,
     ParentRefused,
+    ScaleRefused,
     ShapeRefused,
 )
 from dflash.kernels.philox import philox
@@ -47,6 +48,8 @@ REFUSED = {
     "heads do not divide": (ShapeRefused, {"q": torch.zeros(2, 5, 7, 64)}),
     "group of nine": (ShapeRefused, {"q": torch.zeros(2, 5, 18, 64)}),
     "65 nodes": (ShapeRefused, {"tail": 65}),
+    "no scale": (ScaleRefused, {"scale": 0.0}),
+    "a negative scale": (ScaleRefused, {"scale": -0.1}),
     "lanes of k": (ShapeRefused, {"k": torch.zeros(3, 2, 32, 64), "v": torch.zeros(3, 2, 32, 64)}),
     "lanes of lengths": (ShapeRefused, {"lengths": torch.zeros(3, dtype=torch.int32)}),
     "words of other slots": (ShapeRefused, {"words": torch.zeros(2, 4, dtype=torch.int64)}),
