@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field
+from dataclasses import MISSING, Field
 from typing import Any
 
 import click
@@ -12,9 +12,10 @@ from rich.table import Table
 
 from dflash.cli.options import json_option
 from dflash.cli.output import emit
+from dflash.policy.catalogue import CONTROLS, DEFAULT_RULE, provider
+from dflash.policy.catalogue import policies as rules
 from dflash.policy.control import Control
-from dflash.policy.registry import CONTROLS, DEFAULT_RULE, parameters
-from dflash.policy.registry import policies as rules
+from dflash.policy.parameter import parameters
 from dflash.policy.rule import Rule
 from dflash.policy.shape import Shape
 
@@ -26,7 +27,11 @@ SCHEMA = "dflash.policies/1"
 def policies(as_json: bool) -> None:
     """List the acceptance rules: lossless or lossy, how exact replay is, which columns they need.
 
-    A policy is written NAME:key=value,key=value with the keys of its rule and of the shape.
+    A policy is written NAME:key=value,key=value with the keys of its rule and of the shape, control=NAME and
+    control.key=value; or as a file with [rule], [shape] and [control], given by its path FILE.toml.
+
+    A preset is a rule with one engine's inequalities, coin range and tie-break. Other distributions add rules
+    through the entry point group dflash.policies; CONTRIBUTING.md has an example.
     """
     document = describe()
     emit(document, as_json, lambda console: render(document, console))
@@ -44,25 +49,33 @@ def describe() -> dict[str, Any]:
 
 
 def render(document: Mapping[str, Any], console: Console) -> None:
-    """Print one block a rule."""
+    """Print one block a rule, then what every policy takes."""
     for rule in document["rules"]:
         mark = " (default)" if rule["name"] == document["default"] else ""
-        console.print(f"{rule['name']}{mark}: {rule['summary']}", style="bold", soft_wrap=True)
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for key, text in _facts(rule):
-            table.add_row(f"  {key}", text)
-        console.print(table)
+        kind = " (preset)" if rule["preset"] else ""
+        console.print(f"{rule['name']}{mark}{kind}: {rule['summary']}", style="bold", soft_wrap=True)
+        _table(console, _facts(rule))
     console.print("Shape, in every policy:", style="bold")
     for item in document["shape"]:
         console.print(f"  {item['name']}: {item['expected']}; as recorded unless given", soft_wrap=True)
-    console.print(f"Controls: {', '.join(item['name'] for item in document['controls'])}", soft_wrap=True)
+    for control in document["controls"]:
+        console.print(f"control={control['name']}: {control['summary']}", style="bold", soft_wrap=True)
+        _table(console, [(f"control.{item['name']}", _expected(item)) for item in control["parameters"]])
+
+
+def _table(console: Console, facts: list[tuple[str, str]]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, text in facts:
+        table.add_row(f"  {key}", text)
+    if facts:
+        console.print(table)
 
 
 def _facts(rule: Mapping[str, Any]) -> list[tuple[str, str]]:
-    keys = [f"{item['name']} ({item['expected']}; default {item['default']})" for item in rule["parameters"]]
-    return [
+    keys = [f"{item['name']} ({_expected(item)})" for item in rule["parameters"]]
+    facts = [
         ("lossless", f"{rule['lossless']}: {rule['lossless_note']}"),
         ("exactness", f"{rule['exactness']}: {rule['exactness_note']}"),
         ("temperature 0", rule["temperature_zero"]),
@@ -72,12 +85,21 @@ def _facts(rule: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("columns", ", ".join(rule["columns"])),
         ("source", rule["source"]),
     ]
+    return facts if rule["provider"] is None else [*facts, ("from", rule["provider"])]
+
+
+def _expected(item: Mapping[str, Any]) -> str:
+    if item["required"]:
+        return f"{item['expected']}; required"
+    return item["expected"] if item["default"] is None else f"{item['expected']}; default {item['default']}"
 
 
 def _rule(rule: type[Rule]) -> dict[str, Any]:
     return {
         "name": rule.name,
         "summary": rule.summary,
+        "preset": rule.preset,
+        "provider": provider(rule),
         "lossless": str(rule.lossless),
         "lossless_note": rule.lossless_note,
         "exactness": str(rule.exactness),
@@ -97,4 +119,11 @@ def _control(control: type[Control]) -> dict[str, Any]:
 
 
 def _parameter(item: Field[Any]) -> dict[str, Any]:
-    return {"name": item.name, "default": item.default, "expected": item.metadata["type"].expected}
+    required = item.default is MISSING
+    default = None if required else item.default
+    return {
+        "name": item.name,
+        "default": item.metadata.get("shown") if default is None else default,
+        "required": required,
+        "expected": item.metadata["type"].expected,
+    }

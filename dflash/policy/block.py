@@ -8,13 +8,15 @@ import numpy as np
 
 from dflash.policy.context import Proposal, RuleContext
 from dflash.policy.decision import Decision, end_at
-from dflash.policy.errors import ChainsOnly, IndependentOnly
+from dflash.policy.errors import IndependentOnly
 from dflash.policy.match import equal_to
-from dflash.policy.noise import F64, Purpose, race
+from dflash.policy.noise import F64, I64, Purpose, race
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
-from dflash.policy.speculative import COIN_TIE
-from dflash.policy.topology import segment_max
+from dflash.policy.sequential import COIN_TIE, refuse_trees, replacements, unknown_residuals
+from dflash.policy.topology import Bool, segment_max
+
+SAMPLED_COLUMNS = ("node_logp", "node_logq", "node_residual_mass", "slot_choice", "node_residual_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,7 @@ class Block(Rule):
     lossless_note = "emitted tokens follow p on chains of independent drafts"
     exactness = Exactness.PATH
     exactness_note = "on deterministic drafts; law-exact on sampled chains of fixed length"
-    columns = (
-        "node_token",
-        "node_logp",
-        "node_logq",
-        "node_residual_mass",
-        "slot_choice",
-        "node_residual_token",
-    )
+    columns = ("node_token", *SAMPLED_COLUMNS)
     trees = False
     live = False
     temperature_zero = "the same as greedy"
@@ -49,26 +44,20 @@ class Block(Rule):
         """
         if not context.sampled:
             return equal_to(rounds, rounds["slot_choice"])
-        if rounds.node_rank.any():
-            raise ChainsOnly(self.name)
+        refuse_trees(rounds, self.name)
         if context.proposal is not Proposal.INDEPENDENT:
             raise IndependentOnly(self.name, str(context.proposal))
-        excess = context.coins(rounds, Purpose.BLOCK) - _pass_probability(rounds)
-        depth = np.where(excess <= 0, rounds.node_depth, 0)
-        deepest = segment_max(depth, rounds.node_offsets, 0)
-        last = np.where(deepest > 0, rounds.node_offsets[:-1] + deepest - 1, -1)
-        tie = np.zeros(len(rounds), dtype=bool)
-        # coins before the accepted depth decide nothing
-        near = (np.abs(excess) < COIN_TIE) & (rounds.node_depth >= deepest[rounds.node_round])
-        tie[rounds.node_round[near]] = True
-        emitted = rounds["slot_choice"].copy()
-        known = context.recorded_rule == self.name
-        emitted[rounds.parent_slot] = rounds["node_residual_token"] if known else -1
-        return end_at(rounds, last, emitted, tie)
+        excess = context.coins(rounds, Purpose.BLOCK) - pass_probability(rounds, context.sampled)
+        emitted = replacements(rounds, context.recorded_rule == self.name)
+        return largest_passing(rounds, excess <= 0, emitted, excess)
 
     def needs(self, context: RuleContext) -> tuple[str, ...]:
         """Tokens and choices on deterministic drafts, probabilities on sampled ones; see `Rule.needs`."""
-        return self.columns if context.sampled else ("node_token", "slot_choice")
+        return SAMPLED_COLUMNS if context.sampled else ("node_token", "slot_choice")
+
+    def judges_q(self, context: RuleContext) -> bool:
+        """On sampled drafts; see `Rule.judges_q`."""
+        return context.sampled
 
     def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
         """Depends on how drafts were drawn; see `Rule.exactness_in`."""
@@ -78,9 +67,7 @@ class Block(Rule):
 
     def remark(self, context: RuleContext) -> str | None:
         """Say where emitted tokens are unknown; see `Rule.remark`."""
-        if context.sampled and context.recorded_rule != self.name:
-            return "tokens that replace a rejected draft were not recorded: their bonus_token is null"
-        return None
+        return unknown_residuals(not context.sampled or context.recorded_rule == self.name)
 
 
 def capped_ratios(rounds: Rounds) -> F64:
@@ -93,17 +80,43 @@ def capped_ratios(rounds: Rounds) -> F64:
     return capped
 
 
-def _pass_probability(rounds: Rounds) -> F64:
-    """Return h of every node: Z/(Z + 1 - P) with the mass Z of the next node, P at the last one."""
+def pass_probability(rounds: Rounds, sampled: bool) -> F64:
+    """Return h of every node of a chain: Z/(Z + 1 - P) with the mass Z of the next node, P at the last one.
+
+    Args:
+        rounds: chains.
+        sampled: whether the masses are stored; for a one-hot q they follow from p.
+    """
     capped = capped_ratios(rounds)
     inner = np.zeros(len(capped), dtype=bool)
     inner[:-1] = rounds.node_round[1:] == rounds.node_round[:-1]
     nodes = np.flatnonzero(inner)
-    mass = rounds.present("node_residual_mass")[nodes + 1]
+    if sampled:
+        mass = rounds.present("node_residual_mass")[nodes + 1]
+    else:
+        mass = capped[nodes] * -np.expm1(rounds.present("node_logp")[nodes + 1])
     whole = mass + 1.0 - capped[nodes]
     h = capped.copy()
     h[nodes] = np.where(whole > 0, mass / np.where(whole > 0, whole, 1.0), 1.0)
     return h
+
+
+def largest_passing(rounds: Rounds, ok: Bool, slot_token: I64, excess: F64) -> Decision:
+    """Accept every chain down to its deepest `ok` node, whatever failed before it.
+
+    Args:
+        rounds: R chains with N nodes.
+        ok: `[N]` whether the coin of each node is within h.
+        slot_token: `[N + R]` bonus token of each slot.
+        excess: `[N]` by how much each coin lies over h.
+    """
+    deepest = segment_max(np.where(ok, rounds.node_depth, 0), rounds.node_offsets, 0)
+    last = np.where(deepest > 0, rounds.node_offsets[:-1] + deepest - 1, -1)
+    tie = np.zeros(len(rounds), dtype=bool)
+    # coins before the accepted depth decide nothing
+    near = (np.abs(excess) < COIN_TIE) & (rounds.node_depth >= deepest[rounds.node_round])
+    tie[rounds.node_round[near]] = True
+    return end_at(rounds, last, slot_token, tie)
 
 
 def block_residual_token(capped: float, p: F64, q: F64, exponential: F64, choice: int) -> int:

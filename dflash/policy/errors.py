@@ -182,7 +182,8 @@ class DraftScoreMissing(DflashError):
     def __init__(self, cut: str) -> None:
         super().__init__(
             f"Cut {cut!r} needs the drafter's confidence in every node: node_confidence, or the draft top-k "
-            "with the node's token in it. Some nodes have neither; cut by length, branches or first_positions."
+            "with the node's token in it. Some nodes have neither; cut by length, branches or "
+            "first_positions."
         )
 
 

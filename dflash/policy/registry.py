@@ -1,32 +1,30 @@
-"""Policies as values: the table of rules, the short form `NAME:key=value,...` and the header form."""
+"""Policies as values: their short form `NAME:key=value,...`, their header form, and what they promise."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
-from dflash.policy.block import Block
-from dflash.policy.control import CONTROLS as CONTROL_KINDS
+from dflash.policy.catalogue import CONTROLS, DEFAULT_RULE, RULES, find_rule, policies
+from dflash.policy.context import RuleContext, stored_coins
 from dflash.policy.control import Control, Static
 from dflash.policy.errors import (
     BadParameter,
+    MissingParameter,
     PolicySyntax,
     RepeatedParameter,
     UnknownControl,
     UnknownParameter,
-    UnknownRule,
 )
-from dflash.policy.greedy import Greedy
-from dflash.policy.match import Match
-from dflash.policy.rule import Rule
-from dflash.policy.shape import Shape
-from dflash.policy.speculative import Speculative
-from dflash.policy.threshold import Threshold
+from dflash.policy.parameter import parameters, text_of
+from dflash.policy.policy_file import SUFFIX, read_policy_file
+from dflash.policy.rule import Exactness, Rule
+from dflash.policy.shape import SCORED, Shape
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Block, Greedy, Match, Speculative, Threshold)}
-CONTROLS: dict[str, type[Control]] = {control.name: control for control in CONTROL_KINDS}
-DEFAULT_RULE = Match.name
+__all__ = ["CONTROLS", "DEFAULT_RULE", "RULES", "Policy", "parameters", "parse_policy", "policies"]
+
+Sections = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +36,21 @@ class Policy:
     control: Control = field(default_factory=Static)
 
     def __str__(self) -> str:
-        pairs = [
-            f"{item.name}={getattr(part, item.name)!r}"
-            for part in (self.rule, self.shape)
-            for item in parameters(part)
-            if getattr(part, item.name) is not None
-        ]
-        return f"{self.rule.name}:{','.join(pairs)}" if pairs else self.rule.name
+        pairs = {**_given(self.rule), **_given(self.shape)}
+        if self.control != Static():
+            usual = _given(type(self.control)())
+            changed = {key: value for key, value in _given(self.control).items() if usual.get(key) != value}
+            pairs |= {"control": self.control.name}
+            pairs |= {f"control.{key}": value for key, value in changed.items()}
+        text = ",".join(f"{key}={text_of(value)}" for key, value in pairs.items())
+        return f"{self.rule.name}:{text}" if text else self.rule.name
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form that the header stores; `from_dict` reads it."""
         return {
-            "rule": {"name": self.rule.name, **_given(self.rule)},
-            "shape": _given(self.shape),
-            "control": {"name": self.control.name, **_given(self.control)},
+            "rule": {"name": self.rule.name, **_plain(self.rule)},
+            "shape": _plain(self.shape),
+            "control": {"name": self.control.name, **_plain(self.control)},
         }
 
     @classmethod
@@ -59,94 +58,120 @@ class Policy:
         """Read the header form; numbers may be text.
 
         Raises:
-            UnknownRule: likewise `UnknownControl`, `UnknownParameter` and `BadParameter`.
+            UnknownRule: likewise `UnknownControl`, `UnknownParameter`, `MissingParameter`, `BadParameter` and
+                `ParameterConflict`.
         """
-        rule = dict(document.get("rule", {"name": DEFAULT_RULE}))
-        control = dict(document.get("control", {"name": Static.name}))
-        name = str(rule.pop("name", DEFAULT_RULE))
-        return _make(name, str(control.pop("name", Static.name)), rule, document.get("shape", {}), control)
+        rule, control = dict(document.get("rule", {})), dict(document.get("control", {}))
+        name, control_name = rule.pop("name", DEFAULT_RULE), control.pop("name", Static.name)
+        kind = find_rule(str(name))
+        if control_name not in CONTROLS:
+            raise UnknownControl(str(control_name), CONTROLS)
+        return cls(
+            _make(kind, name, rule, also=Shape),
+            _make(Shape, name, document.get("shape", {}), also=kind),
+            _make(CONTROLS[control_name], control_name, control),
+        )
 
+    def needs(self, context: RuleContext) -> tuple[str, ...]:
+        """Return the columns that cutting and deciding read in this context."""
+        coins = ("node_uniform",) if context.coins is stored_coins else ()
+        return tuple(dict.fromkeys((*self.rule.needs(context), *self.shape.needs(context), *coins)))
 
-def policies() -> tuple[type[Rule], ...]:
-    """Return every rule, by name."""
-    return tuple(RULES[name] for name in sorted(RULES))
+    def is_lossless(self, context: RuleContext) -> bool:
+        """Return whether emitted tokens follow the target's law in this context.
 
+        A rule that takes q for the law of a draft loses that where a cut has looked at the draft.
+        """
+        peeking = self.rule.judges_q(context) and self.shape.peeks(context)
+        return self.rule.is_lossless(context) and not peeking
 
-def parameters(part: object) -> tuple[Field[Any], ...]:
-    """Return the parameters of a rule, a shape or a control: dataclass fields with their `type`."""
-    return fields(part)  # type: ignore[arg-type]
+    def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
+        """Return how a walk under this policy would relate to a live run.
+
+        Args:
+            context: of the recording.
+            trees: whether any round branches.
+        """
+        exactness = self.rule.exactness_in(context, trees)
+        # the law along a trunk is known for chains of fixed length alone
+        varying = exactness is Exactness.LAW and self.shape.cuts() & set(SCORED)
+        return Exactness.REJUDGE if varying else exactness
+
+    def remarks(self, context: RuleContext) -> tuple[str, ...]:
+        """Return what a reader of the result must know in this context."""
+        found = self.rule.remark(context)
+        peeking = sorted(self.shape.peeks(context)) if self.rule.judges_q(context) else []
+        lossy = f"lossy: the cut by {', '.join(peeking)} looks at drafted tokens before they are judged"
+        return (*([found] if found else []), *([lossy] if peeking else []))
 
 
 def parse_policy(text: str, extra: Mapping[str, str] | None = None) -> Policy:
-    """Read the short form of a policy.
+    """Read the short form of a policy, or a policy file.
 
     Args:
-        text: `NAME` or `NAME:key=value,key=value`; keys of the rule and of the shape share one list.
-        extra: further pairs, which win over those in `text`.
+        text: `NAME` or `NAME:key=value,key=value`, where keys of the rule and of the shape share one list and
+            those of the control begin with `control.`; or the path of a file that ends in `.toml`.
+        extra: further pairs.
 
     Raises:
         PolicySyntax: a part is not `key=value`.
-        RepeatedParameter: a key stands twice in `text`.
-        UnknownRule: likewise `UnknownControl`, `UnknownParameter` and `BadParameter`.
+        RepeatedParameter: a key is given twice.
+        BadPolicyFile: the file cannot be read.
+        UnknownRule: likewise all that `Policy.from_dict` raises.
     """
+    sections = read_policy_file(text) if text.endswith(SUFFIX) else _split(text)
+    for key, value in (extra or {}).items():
+        _place(sections, key, value, text)
+    return Policy.from_dict(sections)
+
+
+def _split(text: str) -> Sections:
     name, colon, rest = text.strip().partition(":")
     if not name or (colon and not rest.strip()):
         raise PolicySyntax(text, text)
-    pairs: dict[str, str] = {}
+    sections: Sections = {"rule": {"name": name}, "shape": {}, "control": {}}
     for part in rest.split(",") if rest else ():
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not (key and equals and value):
             raise PolicySyntax(text, part)
-        if key in pairs:
-            raise RepeatedParameter(key, text)
-        pairs[key] = value
-    pairs.update(extra or {})
-    control = pairs.pop("control", Static.name)
-    rule_keys = {item.name for item in fields(_rule(name))}  # type: ignore[arg-type]
-    shape_keys = {item.name for item in fields(Shape)}
-    if unknown := sorted(set(pairs) - rule_keys - shape_keys):
-        raise UnknownParameter(name, unknown[0], rule_keys | shape_keys)
-    rule_pairs = {key: value for key, value in pairs.items() if key in rule_keys}
-    shape_pairs = {key: value for key, value in pairs.items() if key in shape_keys}
-    return _make(name, control, rule_pairs, shape_pairs, {})
+        _place(sections, key, value, text)
+    return sections
 
 
-def _rule(name: str) -> type[Rule]:
-    if name not in RULES:
-        raise UnknownRule(name, RULES)
-    return RULES[name]
+def _place(sections: Sections, key: str, value: str, text: str) -> None:
+    section, _, name = key.rpartition(".")
+    if key == "control":
+        section, name = "control", "name"
+    elif section != "control":
+        shape = {item.name for item in parameters(Shape)}
+        section, name = "shape" if key in shape else "rule", key
+    if name in sections[section] or (section, name) == ("rule", "name"):
+        raise RepeatedParameter(key, text)
+    sections[section][name] = value
 
 
-def _make(
-    name: str,
-    control: str,
-    rule_pairs: Mapping[str, Any],
-    shape_pairs: Mapping[str, Any],
-    control_pairs: Mapping[str, Any],
-) -> Policy:
-    kind = _rule(name)
-    if control not in CONTROLS:
-        raise UnknownControl(control, CONTROLS)
-    return Policy(
-        kind(**_read(name, kind, rule_pairs)),
-        Shape(**_read(name, Shape, shape_pairs)),
-        CONTROLS[control](**_read(name, CONTROLS[control], control_pairs)),
-    )
-
-
-def _read(policy: str, kind: type[Any], pairs: Mapping[str, Any]) -> dict[str, Any]:
-    known = {item.name: item for item in fields(kind)}
+def _make(kind: type[Any], policy: str, pairs: Mapping[str, Any], also: type[Any] | None = None) -> Any:
+    """Make a rule, a shape or a control; `also` knows more parameters of the same policy."""
+    known = {item.name: item for item in parameters(kind)}
     values: dict[str, Any] = {}
     for key, value in pairs.items():
         if key not in known:
-            raise UnknownParameter(policy, key, known)
+            others = {item.name for item in parameters(also)} if also else set()
+            raise UnknownParameter(policy, key, known.keys() | others)
         if value is None and known[key].default is not None:
             raise BadParameter(key, value, known[key].metadata["type"].expected)
         if value is not None:
             values[key] = known[key].metadata["type"].read(key, value)
-    return values
+    for name, item in known.items():
+        if name not in values and item.default is MISSING:
+            raise MissingParameter(policy, name, item.metadata["type"].expected)
+    return kind(**values)
 
 
 def _given(part: object) -> dict[str, Any]:
     pairs = {item.name: getattr(part, item.name) for item in parameters(part)}
     return {key: value for key, value in pairs.items() if value is not None}
+
+
+def _plain(part: object) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in _given(part).items()}

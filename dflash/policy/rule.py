@@ -40,6 +40,7 @@ class Rule(ABC):
         columns: draft-file columns that it may read.
         trees: whether it judges trees, beside chains.
         live: whether the engine can decide by it, not replay alone.
+        preset: whether it is one engine's semantics, to the letter.
         temperature_zero: what it does at temperature 0.
         source: where the rule comes from.
     """
@@ -54,6 +55,7 @@ class Rule(ABC):
     columns: ClassVar[tuple[str, ...]]
     trees: ClassVar[bool] = True
     live: ClassVar[bool] = True
+    preset: ClassVar[bool] = False
     temperature_zero: ClassVar[str]
     source: ClassVar[str]
 
@@ -74,6 +76,21 @@ class Rule(ABC):
         return self.lossless is Lossless.ALWAYS or (
             self.lossless is Lossless.GREEDY and context.temperature == 0
         )
+
+    def runs_live(self) -> bool:
+        """Return whether the engine can decide by the rule with these parameters."""
+        return self.live
+
+    def judges_q(self, context: RuleContext) -> bool:
+        """Return whether the decision takes `node_logq` for the law that each draft was drawn from.
+
+        Then a cut may not look at the token that it cuts.
+        """
+        return False
+
+    def draws_residuals(self, context: RuleContext) -> bool:
+        """Return whether a token that replaces a failed draft is drawn anew, instead of being the choice."""
+        return self.judges_q(context)
 
     def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
         """Return how a walk under this rule would relate to a live run.

@@ -15,6 +15,7 @@ from dflash.policy.rounds import Rounds
 from dflash.policy.topology import sibling_order
 
 SIBLING_COLUMNS = (
+    "node_token",
     "draft_lse",
     "draft_topk_token",
     "draft_topk_logit",

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash.policy.context import Proposal, RuleContext
-from dflash.policy.decision import Decision, end_at
+from dflash.policy.decision import Decision
 from dflash.policy.errors import IncompleteDraftLaw, MixedProposals
 from dflash.policy.match import equal_to
-from dflash.policy.noise import F64, I64, Purpose, race
+from dflash.policy.noise import F64, Purpose, race
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
+from dflash.policy.sequential import first_passing, replacements, residuals_known, unknown_residuals
 from dflash.policy.siblings import SIBLING_COLUMNS, sibling_log_ratio
-from dflash.policy.topology import Bool, along_path, segment_max
-
-COIN_TIE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Speculative(Rule):
     lossless_note = "emitted tokens follow p for any q that is the law of the draft"
     exactness = Exactness.PATH
     exactness_note = "on deterministic drafts; law-exact on sampled chains, re-judge on sampled trees"
-    columns = ("node_token", "node_logp", "node_logq", "slot_choice", "node_residual_token", *SIBLING_COLUMNS)
+    columns = ("node_logp", "node_logq", "slot_choice", "node_residual_token", *SIBLING_COLUMNS)
     temperature_zero = "the same as greedy"
     source = (
         "Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318; trees: SpecInfer, arXiv "
@@ -59,11 +57,17 @@ class Speculative(Rule):
                 raise IncompleteDraftLaw(self.name)
             log_ratio[later] = sibling_log_ratio(rounds, context)[later]
         log_coin = np.log(context.coins(rounds, Purpose.ACCEPT))
-        return _walk(rounds, log_coin - log_ratio, context.recorded_rule == self.name)
+        excess = log_coin - log_ratio
+        known = residuals_known(self.name, context)
+        return first_passing(rounds, excess <= 0, replacements(rounds, known), excess)
 
     def needs(self, context: RuleContext) -> tuple[str, ...]:
         """Tokens and choices on deterministic drafts, probabilities on sampled ones; see `Rule.needs`."""
         return self.columns if context.sampled else ("node_token", "slot_choice")
+
+    def judges_q(self, context: RuleContext) -> bool:
+        """On sampled drafts; see `Rule.judges_q`."""
+        return context.sampled
 
     def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
         """Depends on how drafts were drawn; see `Rule.exactness_in`."""
@@ -73,9 +77,7 @@ class Speculative(Rule):
 
     def remark(self, context: RuleContext) -> str | None:
         """Say where emitted tokens are unknown; see `Rule.remark`."""
-        if context.sampled and context.recorded_rule != self.name:
-            return "tokens that replace a rejected draft were not recorded: their bonus_token is null"
-        return None
+        return unknown_residuals(not context.sampled or residuals_known(self.name, context))
 
 
 def residuals(p: F64, q: F64, tokens: Sequence[int], with_replacement: bool) -> Iterator[F64]:
@@ -119,36 +121,3 @@ def residual_tokens(
     """
     drawn = (race(exponential, law) for law in residuals(p, q, tokens, with_replacement))
     return [token if token >= 0 else choice for token in drawn]
-
-
-def _walk(rounds: Rounds, excess: F64, replacements_known: bool) -> Decision:
-    """Walk down every tree: at each slot to the first child whose coin is within its ratio."""
-    ok = excess <= 0
-    chosen = ok & ~_earlier_sibling(rounds, ok)
-    alive = along_path(rounds.parent_node, chosen)
-    # a path is unique here, so the deepest node is the last one
-    deepest = segment_max(np.where(alive, rounds.node_depth, 0), rounds.node_offsets, 0)
-    nodes = np.flatnonzero(alive & (rounds.node_depth == deepest[rounds.node_round]))
-    last = np.full(len(rounds), -1, dtype=np.int64)
-    last[rounds.node_round[nodes]] = nodes
-    on_path = np.zeros(len(rounds) + len(alive), dtype=bool)
-    on_path[rounds.root_slot] = True
-    on_path[rounds.node_slot] = alive
-    visited = on_path[rounds.parent_slot] & ~_earlier_sibling(rounds, ok)
-    tie = np.zeros(len(rounds), dtype=bool)
-    tie[rounds.node_round[visited & (np.abs(excess) < COIN_TIE)]] = True
-    emitted = rounds["slot_choice"].copy()
-    # ascending, so that the last sibling that failed at a slot stays
-    emitted[rounds.parent_slot] = rounds["node_residual_token"] if replacements_known else -1
-    return end_at(rounds, last, emitted, tie)
-
-
-def _earlier_sibling(rounds: Rounds, ok: Bool) -> Bool:
-    """Return whether an earlier sibling of each node is `ok`; `[N]`."""
-    found = np.zeros(len(ok), dtype=bool)
-    if not rounds.node_rank.any():
-        return found
-    slots = rounds.parent_slot
-    first: I64 = np.full(len(ok) + len(rounds), len(ok), dtype=np.int64)
-    np.minimum.at(first, slots[ok], np.flatnonzero(ok))
-    return np.asarray(first[slots] < np.arange(len(ok)))

@@ -7,7 +7,6 @@ from table_engine import PROMPT, TableEngine, chi_square, seed_keys, words
 from test_laws import CHAIN, DRAFTERS, P, Q
 from test_seeds import BAD
 
-from dflash.policy import block
 from dflash.policy.block import Block, block_residual_token
 from dflash.policy.context import Proposal, RuleContext
 from dflash.policy.errors import ChainsOnly, IndependentOnly
@@ -46,19 +45,6 @@ def test_a_shorter_block_emits_p_too():
 
 def test_an_unscaled_residual_is_caught():
     assert np.abs(law_of(CHAIN, P, Q, 3, scaled=False) - text_law(P, 4)).max() > 1e-3
-
-
-def test_the_first_failure_instead_of_the_largest_pass_is_caught(monkeypatch):
-    def prefix(value, offsets, empty):
-        return np.array(
-            [
-                next((i for i, v in enumerate(value[a:b]) if v == 0), b - a)
-                for a, b in zip(offsets, offsets[1:], strict=False)
-            ]
-        )
-
-    monkeypatch.setattr(block, "segment_max", prefix)
-    assert np.abs(law_of(CHAIN, P, Q, 3) - text_law(P, 4)).max() > 1e-3
 
 
 def test_acceptance_is_not_monotone():

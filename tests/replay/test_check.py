@@ -141,25 +141,24 @@ def test_failures_are_all_counted_and_some_are_listed(tmp_path):
 
 
 def test_a_coin_tie_is_listed_and_no_failure(tmp_path, monkeypatch):
-    from dflash.policy import speculative
+    from dflash.policy import sequential, speculative
 
     path = Recorder("speculative", Proposal.INDEPENDENT).write(tmp_path / "run.parquet")
     files = open_run([path]).files
     calm = replay(files, check=True).check
     assert calm.passed
     assert calm.coin_ties == 0
-    monkeypatch.setattr(speculative, "COIN_TIE", 0.5)
+    monkeypatch.setattr(sequential, "COIN_TIE", 0.5)
     tied = replay(files, check=True)
     assert tied.check.passed
     assert tied.check.coin_ties == tied.rows[0].coin_ties > 0
     assert all(tie.reproduced for tie in tied.check.ties)
 
     # a decision that went the other way within the tie
-    def nudged(rounds, excess, known):
-        return walk(rounds, excess - 0.4, known)
+    def nudged(rounds, ok, slot_token, excess):
+        return sequential.first_passing(rounds, excess <= 0.4, slot_token, excess)
 
-    walk = speculative._walk
-    monkeypatch.setattr(speculative, "_walk", nudged)
+    monkeypatch.setattr(speculative, "first_passing", nudged)
     other = replay(files, check=True).check
     assert other.passed
     assert not all(tie.reproduced for tie in other.ties)
