@@ -120,7 +120,7 @@ def decided_batch(file: DraftFile, table: pa.Table, keep: Bool) -> Batch:
 def columns_of(policies: Iterable[Policy], file: DraftFile) -> tuple[str, ...]:
     """Return the columns that the policies may read in any context of a file."""
     contexts = [context_from_header(file.header.raw, temperature) for temperature in (0.0, 1.0)]
-    needed = {name for policy in policies for context in contexts for name in policy.rule.needs(context)}
+    needed = {name for policy in policies for context in contexts for name in policy.needs(context)}
     return tuple(sorted(needed))
 
 

@@ -177,7 +177,7 @@ def tally_row(policy: Policy, tally: Tally, resampled: Resampled) -> PolicyRow:
     return replace(
         open_row(policy),
         walk=str(_walk(policy, tally)),
-        lossless=all(policy.rule.is_lossless(context) for context in tally.contexts),
+        lossless=all(policy.is_lossless(context) for context in tally.contexts),
         remarks=_remarks(policy, tally),
         rounds=int(lengths.sum()),
         tau=tau(lengths),
@@ -255,14 +255,13 @@ def _acceptance(lengths: Any, reached: Any, resampled: Resampled) -> tuple[Accep
 
 
 def _walk(policy: Policy, tally: Tally) -> Exactness:
-    found = {policy.rule.exactness_in(context, tally.branching) for context in tally.contexts}
+    found = {policy.exactness_in(context, tally.branching) for context in tally.contexts}
     ranked = [Exactness.REJUDGE, Exactness.LAW, Exactness.PATH]
     return min(found, key=ranked.index, default=policy.rule.exactness)
 
 
 def _remarks(policy: Policy, tally: Tally) -> tuple[str, ...]:
-    found = {policy.rule.remark(context) for context in tally.contexts}
-    return tuple(sorted(remark for remark in found if remark))
+    return tuple(sorted({remark for context in tally.contexts for remark in policy.remarks(context)}))
 
 
 def _plain(value: Any) -> Any:

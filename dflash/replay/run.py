@@ -51,10 +51,10 @@ def way_of(policy: Policy, file: DraftFile, recorded: Policy) -> Way:
     if not _drafts_live(policy, file):
         return Way.REJUDGE
     context = context_from_header(file.header.raw)
-    exactness = policy.rule.exactness_in(context, _branches(policy, file))
+    exactness = policy.exactness_in(context, _branches(policy, file))
     if exactness is Exactness.LAW:
-        return Way.LAW if recorded.rule.is_lossless(context) else Way.REJUDGE
-    follows = exactness is Exactness.PATH or not policy.rule.is_lossless(context)
+        return Way.LAW if recorded.is_lossless(context) else Way.REJUDGE
+    follows = exactness is Exactness.PATH or not policy.is_lossless(context)
     return Way.WALK if follows and _emits_choices(recorded, context) else Way.REJUDGE
 
 
