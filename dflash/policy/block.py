@@ -13,7 +13,7 @@ from dflash.policy.match import equal_to
 from dflash.policy.noise import F64, I64, Purpose, race
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
-from dflash.policy.sequential import COIN_TIE, refuse_trees, replacements, unknown_residuals
+from dflash.policy.sequential import COIN_TIE, replacements, unknown_residuals
 from dflash.policy.topology import Bool, segment_max
 
 SAMPLED_COLUMNS = ("node_logp", "node_logq", "node_residual_mass", "slot_choice", "node_residual_token")
@@ -42,11 +42,9 @@ class Block(Rule):
             ChainsOnly: a sampled tree branches.
             IndependentOnly: drafts share noise with the target or with each other's rounds.
         """
+        self.refuse(context, rounds.trees.branching)
         if not context.sampled:
             return equal_to(rounds, rounds["slot_choice"])
-        refuse_trees(rounds, self.name)
-        if context.proposal is not Proposal.INDEPENDENT:
-            raise IndependentOnly(self.name, str(context.proposal))
         excess = context.coins(rounds, Purpose.BLOCK) - pass_probability(rounds, context.sampled)
         emitted = replacements(rounds, context.recorded_rule == self.name)
         return largest_passing(rounds, excess <= 0, emitted, excess)
@@ -54,6 +52,16 @@ class Block(Rule):
     def needs(self, context: RuleContext) -> tuple[str, ...]:
         """Tokens and choices on deterministic drafts, probabilities on sampled ones; see `Rule.needs`."""
         return SAMPLED_COLUMNS if context.sampled else ("node_token", "slot_choice")
+
+    def refuse(self, context: RuleContext, branching: bool) -> None:
+        """Sampled drafts must be independent; see `Rule.refuse`."""
+        if context.sampled and context.proposal is not Proposal.INDEPENDENT:
+            raise IndependentOnly(self.name, str(context.proposal))
+        Rule.refuse(self, context, branching)
+
+    def judges_trees(self, context: RuleContext) -> bool:
+        """Deterministic ones, where it is match; see `Rule.judges_trees`."""
+        return not context.sampled
 
     def judges_q(self, context: RuleContext) -> bool:
         """On sampled drafts; see `Rule.judges_q`."""

@@ -6,21 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash.policy.context import Proposal, RuleContext
+from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
-from dflash.policy.errors import MixedProposals, NullColumn, SampledOnly, UndecidedMixture
+from dflash.policy.errors import NullColumn, SampledOnly, UndecidedMixture
 from dflash.policy.match import equal_to
 from dflash.policy.noise import F64, I64, Purpose
 from dflash.policy.parameter import Number, parameter
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
-from dflash.policy.sequential import (
-    first_passing,
-    refuse_trees,
-    replacements,
-    residuals_known,
-    unknown_residuals,
-)
+from dflash.policy.sequential import first_passing, replacements, residuals_known, unknown_residuals
 from dflash.policy.topology import Bool
 
 SAMPLED_COLUMNS = ("node_logp", "node_logq", "slot_choice", "node_residual_token")
@@ -64,13 +58,9 @@ class Ensemble(Rule):
             NullColumn: at temperature 0, the drafter states no q.
             UndecidedMixture: at temperature 0, the stored top logits do not decide where a path ends.
         """
-        refuse_trees(rounds, self.name)
+        self.refuse(context, rounds.trees.branching)
         if context.temperature == 0:
             return self._greedy(rounds)
-        if not context.sampled:
-            raise SampledOnly(self.name, str(context.proposal))
-        if context.proposal is Proposal.MIXED:
-            raise MixedProposals(self.name)
         ratio = np.exp(rounds.present("node_logp") - rounds.present("node_logq"))
         excess = context.coins(rounds, Purpose.ACCEPT) - (1.0 - self.w + self.w * ratio)
         emitted = replacements(rounds, residuals_known(self.name, context))
@@ -88,6 +78,12 @@ class Ensemble(Rule):
         if undecided := int((decision.bonus < 0).sum()):
             raise UndecidedMixture(self.name, undecided)
         return decision
+
+    def refuse(self, context: RuleContext, branching: bool) -> None:
+        """Above temperature 0 drafts must follow a law; see `Rule.refuse`."""
+        Rule.refuse(self, context, branching)
+        if context.temperature > 0 and not context.sampled:
+            raise SampledOnly(self.name, str(context.proposal))
 
     def needs(self, context: RuleContext) -> tuple[str, ...]:
         """Both models' top logits at temperature 0, probabilities above; see `Rule.needs`."""

@@ -6,21 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash.policy.context import Proposal, RuleContext
+from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
-from dflash.policy.errors import MixedProposals
 from dflash.policy.judged import judged_columns, judged_logp, top_columns, top_logp
 from dflash.policy.noise import F64, Purpose
 from dflash.policy.parameter import Number, Whole, parameter
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
-from dflash.policy.sequential import (
-    first_passing,
-    refuse_trees,
-    replacements,
-    residuals_known,
-    unknown_residuals,
-)
+from dflash.policy.sequential import first_passing, replacements, residuals_known, unknown_residuals
 from dflash.policy.topology import Bool
 
 WIDEST = 6
@@ -68,14 +61,12 @@ class Fly(Rule):
             MixedProposals: drafters of a union follow different laws.
             TooFewTopLogits: fewer than k were stored.
         """
-        refuse_trees(rounds, self.name)
+        self.refuse(context, rounds.trees.branching)
         logp = judged_logp(rounds, context)
         if not context.sampled:
             drafted = rounds["node_token"]
             native = (drafted == rounds["slot_choice"][rounds.parent_slot]) & (drafted >= 0)
             return first_passing(rounds, self._forgiven(rounds, context, native, logp), rounds["slot_choice"])
-        if context.proposal is Proposal.MIXED:
-            raise MixedProposals(self.name)
         excess = np.log(context.coins(rounds, Purpose.ACCEPT)) - (logp - rounds.present("node_logq"))
         ok = self._forgiven(rounds, context, excess <= 0, logp)
         emitted = replacements(rounds, residuals_known(self.name, context))

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import ClassVar
 
-from dflash.policy.context import RuleContext
+from dflash.policy.context import Proposal, RuleContext
 from dflash.policy.decision import Decision
+from dflash.policy.errors import ChainsOnly, MixedProposals
 from dflash.policy.rounds import Rounds
 
 
@@ -65,7 +66,28 @@ class Rule(ABC):
 
         Raises:
             MissingColumns: the rounds lack a column of `needs`.
+            DflashError: what `refuse` raises.
         """
+
+    def refuse(self, context: RuleContext, branching: bool) -> None:
+        """Raise what no batch of this context can be judged for.
+
+        Args:
+            context: of the rounds.
+            branching: whether any of them branches.
+
+        Raises:
+            ChainsOnly: a round branches, and the rule judges chains.
+            MixedProposals: the rule takes q for the law of the drafts, which follow several.
+        """
+        if branching and not self.judges_trees(context):
+            raise ChainsOnly(self.name)
+        if context.proposal is Proposal.MIXED and self.judges_q(context):
+            raise MixedProposals(self.name)
+
+    def judges_trees(self, context: RuleContext) -> bool:
+        """Return whether the rule judges trees in this context, beside chains."""
+        return self.trees
 
     def needs(self, context: RuleContext) -> tuple[str, ...]:
         """Return the columns that `decide` reads in this context."""

@@ -6,7 +6,6 @@ import numpy as np
 
 from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision, end_at
-from dflash.policy.errors import ChainsOnly
 from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool, segment_max
@@ -70,12 +69,6 @@ def unknown_residuals(known: bool) -> str | None:
     return (
         None if known else "tokens that replace a rejected draft were not recorded: their bonus_token is null"
     )
-
-
-def refuse_trees(rounds: Rounds, rule: str) -> None:
-    """Raise `ChainsOnly` if any round branches."""
-    if rounds.trees.branching:
-        raise ChainsOnly(rule)
 
 
 def _earlier_sibling(rounds: Rounds, ok: Bool) -> Bool:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dflash.policy.context import Proposal, RuleContext
+from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
-from dflash.policy.errors import IncompleteDraftLaw, MixedProposals
+from dflash.policy.errors import IncompleteDraftLaw
 from dflash.policy.match import equal_to
 from dflash.policy.noise import F64, Purpose, race
 from dflash.policy.rounds import Rounds
@@ -46,15 +46,12 @@ class Speculative(Rule):
             IncompleteDraftLaw: a sampled tree branches and q is not stored whole.
             MixedProposals: drafters of a union follow different laws.
         """
+        self.refuse(context, rounds.trees.branching)
         if not context.sampled:
             return equal_to(rounds, rounds["slot_choice"])
-        if context.proposal is Proposal.MIXED:
-            raise MixedProposals(self.name)
         log_ratio = rounds.present("node_logp") - rounds.present("node_logq")
         later = rounds.node_rank > 0
         if later.any():
-            if not context.q_complete:
-                raise IncompleteDraftLaw(self.name)
             log_ratio[later] = sibling_log_ratio(rounds, context)[later]
         log_coin = np.log(context.coins(rounds, Purpose.ACCEPT))
         excess = log_coin - log_ratio
@@ -64,6 +61,12 @@ class Speculative(Rule):
     def needs(self, context: RuleContext) -> tuple[str, ...]:
         """Tokens and choices on deterministic drafts, probabilities on sampled ones; see `Rule.needs`."""
         return self.columns if context.sampled else ("node_token", "slot_choice")
+
+    def refuse(self, context: RuleContext, branching: bool) -> None:
+        """Trees of sampled drafts need all of q; see `Rule.refuse`."""
+        Rule.refuse(self, context, branching)
+        if branching and context.sampled and not context.q_complete:
+            raise IncompleteDraftLaw(self.name)
 
     def judges_q(self, context: RuleContext) -> bool:
         """On sampled drafts; see `Rule.judges_q`."""

@@ -13,7 +13,7 @@ from dflash.policy.noise import Purpose
 from dflash.policy.parameter import Falling, parameter
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
-from dflash.policy.sequential import first_passing, refuse_trees
+from dflash.policy.sequential import first_passing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Synthetic(Rule):
             ChainsOnly: a tree branches.
             TooFewRates: a draft is longer than the rates.
         """
-        refuse_trees(rounds, self.name)
+        self.refuse(context, rounds.trees.branching)
         deepest = int(rounds.node_depth.max(initial=0))
         if deepest > len(self.rates):
             raise TooFewRates(self.name, len(self.rates), deepest)

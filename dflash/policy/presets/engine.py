@@ -9,17 +9,11 @@ import numpy as np
 from dflash.policy.block import largest_passing, pass_probability
 from dflash.policy.context import Proposal, RuleContext, stored_coins
 from dflash.policy.decision import Decision
-from dflash.policy.errors import IndependentOnly, MixedProposals
+from dflash.policy.errors import IndependentOnly
 from dflash.policy.noise import F64, Purpose
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
-from dflash.policy.sequential import (
-    first_passing,
-    refuse_trees,
-    replacements,
-    residuals_known,
-    unknown_residuals,
-)
+from dflash.policy.sequential import first_passing, replacements, residuals_known, unknown_residuals
 from dflash.policy.topology import Bool, along_path
 
 CHAIN_COLUMNS = ("node_token", "node_logp", "node_logq", "slot_choice", "node_residual_token")
@@ -76,35 +70,20 @@ def half_closed_coins(rounds: Rounds, context: RuleContext, purpose: Purpose = P
     return coin if context.coins is stored_coins else (np.floor(coin * _GRID) + 1.0) / _GRID
 
 
-def refuse_mixed(rule: str, context: RuleContext) -> None:
-    """Raise `MixedProposals` where drafts follow several laws."""
-    if context.sampled and context.proposal is Proposal.MIXED:
-        raise MixedProposals(rule)
+def refuse_shared(rule: str, context: RuleContext, blocks: bool) -> None:
+    """Raise `IndependentOnly` where whole blocks of drafts would be verified that are not independent."""
+    if blocks and context.sampled and context.proposal is not Proposal.INDEPENDENT:
+        raise IndependentOnly(rule, str(context.proposal))
 
 
 def chain(rule: str, rounds: Rounds, context: RuleContext, ok: Bool, excess: F64) -> Decision:
-    """Accept a chain while its drafts are `ok`, pads never, and replace from norm(max(0, p - q)).
-
-    Raises:
-        ChainsOnly: a tree branches.
-        MixedProposals: drafters of a union follow different laws.
-    """
-    refuse_trees(rounds, rule)
-    refuse_mixed(rule, context)
+    """Accept a chain while its drafts are `ok`, pads never, and replace from norm(max(0, p - q))."""
     emitted = replacements(rounds, residuals_known(rule, context))
     return first_passing(rounds, ok & (rounds["node_token"] >= 0), emitted, excess)
 
 
 def block(rule: str, rounds: Rounds, context: RuleContext, coin: F64, *, strict: bool) -> Decision:
-    """Verify whole blocks, with coins within h or, if `strict`, below it.
-
-    Raises:
-        ChainsOnly: a tree branches.
-        IndependentOnly: sampled drafts are not independent.
-    """
-    refuse_trees(rounds, rule)
-    if context.sampled and context.proposal is not Proposal.INDEPENDENT:
-        raise IndependentOnly(rule, str(context.proposal))
+    """Verify whole blocks, with coins within h or, if `strict`, below it."""
     excess = coin - pass_probability(rounds, context.sampled)
     drafted = along_path(rounds.parent_node, rounds["node_token"] >= 0)
     ok = (excess < 0 if strict else excess <= 0) & drafted

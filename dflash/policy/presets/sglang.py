@@ -19,9 +19,10 @@ from dflash.policy.presets.engine import (
     block_remark,
     chain,
     half_open_coins,
+    refuse_shared,
 )
 from dflash.policy.rounds import Rounds
-from dflash.policy.sequential import first_passing, refuse_trees, replacements, unknown_residuals
+from dflash.policy.sequential import first_passing, replacements, unknown_residuals
 from dflash.policy.target_only import TARGET_ONLY_COLUMNS, add_up
 
 TARGET_ONLY, CHAIN, BLOCK = "target-only", "chain", "block"
@@ -56,8 +57,7 @@ class Sglang(Preset):
             MixedProposals: method=chain, and drafters of a union follow different laws.
             IndependentOnly: method=block on sampled drafts that are not independent.
         """
-        if self.method != TARGET_ONLY:
-            refuse_trees(rounds, self.name)
+        self.refuse(context, rounds.trees.branching)
         if context.temperature == 0:
             return equal_to(rounds, rounds["slot_argmax"])
         if self.method == BLOCK:
@@ -84,6 +84,15 @@ class Sglang(Preset):
             return TARGET_ONLY_COLUMNS
         mass = ("node_residual_mass",) if self.method == BLOCK and context.sampled else ()
         return (*CHAIN_COLUMNS, *mass)
+
+    def refuse(self, context: RuleContext, branching: bool) -> None:
+        """method=block needs independent drafts; see `Rule.refuse`."""
+        refuse_shared(self.name, context, self.method == BLOCK)
+        Preset.refuse(self, context, branching)
+
+    def judges_trees(self, context: RuleContext) -> bool:
+        """The target-only kernel does; see `Rule.judges_trees`."""
+        return self.method == TARGET_ONLY
 
     def is_lossless(self, context: RuleContext) -> bool:
         """Lossless unless a threshold is lowered or siblings repeat; see `Rule.is_lossless`."""

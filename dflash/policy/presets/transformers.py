@@ -11,7 +11,6 @@ from dflash.policy.decision import Decision
 from dflash.policy.match import equal_to
 from dflash.policy.presets.engine import CHAIN_COLUMNS, GREEDY_COLUMNS, Preset, chain, half_open_coins
 from dflash.policy.rounds import Rounds
-from dflash.policy.sequential import refuse_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Transformers(Preset):
             ChainsOnly: a tree branches.
             MixedProposals: drafters of a union follow different laws.
         """
-        refuse_trees(rounds, self.name)
+        self.refuse(context, rounds.trees.branching)
         if not self.tosses(context):
             return equal_to(rounds, rounds["slot_argmax" if context.temperature == 0 else "slot_choice"])
         ratio = np.exp(rounds.present("node_logp") - rounds.present("node_logq"))

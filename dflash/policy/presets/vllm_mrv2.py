@@ -19,9 +19,9 @@ from dflash.policy.presets.engine import (
     block_remark,
     chain,
     half_closed_coins,
+    refuse_shared,
 )
 from dflash.policy.rounds import Rounds
-from dflash.policy.sequential import refuse_trees
 
 STANDARD, BLOCK, STRICT = "standard", "block", "strict"
 
@@ -54,7 +54,7 @@ class VllmMrv2(Preset):
             MixedProposals: drafters of a union follow different laws.
             IndependentOnly: method=block on sampled drafts that are not independent.
         """
-        refuse_trees(rounds, self.name)
+        self.refuse(context, rounds.trees.branching)
         if not self.tosses(context):
             return equal_to(rounds, rounds["slot_argmax" if context.temperature == 0 else "slot_choice"])
         if self.method == BLOCK:
@@ -72,6 +72,11 @@ class VllmMrv2(Preset):
             return ("node_token", "slot_choice")
         mass = ("node_residual_mass",) if self.method == BLOCK and context.sampled else ()
         return (*CHAIN_COLUMNS, *mass)
+
+    def refuse(self, context: RuleContext, branching: bool) -> None:
+        """method=block needs independent drafts; see `Rule.refuse`."""
+        refuse_shared(self.name, context, self.method == BLOCK)
+        Preset.refuse(self, context, branching)
 
     def tosses(self, context: RuleContext) -> bool:
         """Above temperature 0 unless strict; see `Preset.tosses`."""
