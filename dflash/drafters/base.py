@@ -14,6 +14,9 @@ from torch import Tensor
 from dflash.policy.context import DraftSampling
 from dflash.policy.context import Proposal as ProposalKind
 
+CUTS = ("length", "branches", "first_positions")
+SCORED_CUTS = (*CUTS, "confidence", "survival", "nodes")
+
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:

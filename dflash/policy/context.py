@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -108,9 +108,14 @@ def context_from_header(header: Mapping[str, Any], temperature: float | None = N
         q_complete=bool(header["q_complete"]),
         draft=_draft_sampling(drafters[0], target) if drafters else DraftSampling(),
         recorded_rule=rule.get("name"),
-        slot_confidence=bool(drafters) and all(item.get("confidence") == "slot" for item in drafters),
+        slot_confidence=slot_confidence(drafters),
         coins=stored_coins if header["rng"]["scheme"] == STORED_COINS else derived_coins,
     )
+
+
+def slot_confidence(drafters: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether every drafter of a header states confidences before it draws."""
+    return bool(drafters) and all(drafter.get("confidence") == "slot" for drafter in drafters)
 
 
 def _draft_sampling(drafter: Mapping[str, Any], target: float) -> DraftSampling:
