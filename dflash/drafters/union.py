@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, ProposalKind
 
 NODE_BUDGET = 64
@@ -28,10 +30,19 @@ class UnionDrafter(Drafter):
         entries = [len(drafter.headers()) for drafter in drafters]
         self._first_source = [sum(entries[:place]) for place in range(len(entries))]
 
+        self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
+
     def open(self, lane: int) -> None:
         """Start a request in every drafter."""
         for drafter in self.drafters:
             drafter.open(lane)
+
+    def see(self, lane: int, states: Tensor) -> None:
+        """Hand each drafter the taps that it reads, in its order."""
+        each = states.unflatten(-1, (len(self.taps), -1)) if self.taps else states
+        for drafter in self.drafters:
+            if drafter.taps:
+                drafter.see(lane, each[:, [self.taps.index(tap) for tap in drafter.taps]].flatten(1))
 
     def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
         """The union of all drafters' trees at each anchor."""

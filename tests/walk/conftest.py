@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import block_models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,9 +44,30 @@ def tiny(tiny_folder):
     return load_target(str(tiny_folder))
 
 
+@pytest.fixture(scope="session")
+def block_drafter(tiny, tmp_path_factory):
+    """The name of a fitted block drafter of a kind, which drafts five tokens; made when first asked for."""
+    made = {}
+
+    def name(kind):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp("models") / kind
+            size = 5 if kind.startswith("dspark") else 6
+            block_models.write_fitted(tiny.model, folder, kind, block_size=size)
+            made[kind] = block_models.named(kind, folder)
+        return made[kind]
+
+    return name
+
+
 @pytest.fixture
-def drafter_named(tiny_folder, fair_folder, bad_folder):
-    """A drafter's name with its model's folder in it."""
+def drafter_named(tiny_folder, fair_folder, bad_folder, block_drafter):
+    """A drafter's name with its model's folder in it; `block:KIND` is a block drafter."""
     folders = {"good": tiny_folder, "fair": fair_folder, "bad": bad_folder}
     places = {f"model:{name}": f"model:{folder}" for name, folder in folders.items()}
-    return lambda name: places.get(name, name)
+
+    def named(name):
+        kind = name.removeprefix("block:")
+        return places.get(name, name) if kind == name else block_drafter(kind)
+
+    return named

@@ -44,6 +44,9 @@ RUNS = {
     "model, speculative": {"drafter": "model:fair", "temperature": 0.8, "policy": "speculative"},
     "union, shared": {"drafter": "self+model:fair", "temperature": 0.9, "top_p": 0.9},
     "union, mixed": {"drafter": "suffix+model:fair", "temperature": 0.8},
+    "dflash": {"drafter": "block:dflash"},
+    "dflash 2, shared": {"drafter": "block:dflash2", "temperature": 0.8, "fan": Fan((2, 2)), "branches": 4},
+    "dspark, speculative": {"drafter": "block:dspark-rnn", "temperature": 0.8, "policy": "speculative"},
 }
 # the first paths of a union are not the union of first paths
 CUTS = [
@@ -186,8 +189,10 @@ def dense_rows(session, tokens, budget=192):
     lane = Lane.start(0, conversation.next(None), frozenset(), session.target.tokenizer, None)
     lane.trunk += tokens
     session.trunk.reset(0)
-    session.trunk.append(0, lane.trunk)
+    states = session.trunk.append(0, lane.trunk).taps
     session.drafter.open(0)
+    if states is not None:
+        session.drafter.see(0, states)
     whole = session.engine.dense
     part = DensePass(session.trunk, session.drafter, whole.judge, whole.shape, budget)
     return [plain(row) for row in part.rows(lane)]
