@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, entry
+from dflash.drafters.base import SCORED_CUTS, Anchor, Drafter, DraftShape, Proposal, entry
 from dflash.drafters.drawing import Drawing, Growth
 from dflash.policy.context import DraftSampling
 from dflash.target.model import TrunkModel
@@ -162,6 +162,6 @@ class LanguageModelDrafter(Drafter):
         return self.drawing.sampling_at(temperature)
 
     def header(self) -> dict[str, Any]:
-        """The model's identity, how q is made, and how the tree forks; both cuts equal a live draft."""
+        """The model's identity, how q is made, and how the tree forks; every cut equals a live draft."""
         facts = self.drawing.header() | self._identity
-        return entry(self.name, self.family, self.kind, cuts=["length", "branches"], **facts)
+        return entry(self.name, self.family, self.kind, cuts=[*SCORED_CUTS], **facts)

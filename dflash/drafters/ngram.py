@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, ProposalKind, entry
+from dflash.drafters.base import CUTS, Anchor, Drafter, DraftShape, Proposal, ProposalKind, entry
 
 
 class NgramDrafter(Drafter):
@@ -56,6 +56,6 @@ class NgramDrafter(Drafter):
         return dict(chosen.values())
 
     def header(self) -> dict[str, Any]:
-        """Suffix lengths tried; both cuts equal a live draft."""
+        """Suffix lengths tried; cuts that need no confidence equal a live draft."""
         lengths = {"longest": self.longest, "shortest": self.shortest}
-        return entry(self.name, self.family, self.kind, cuts=["length", "branches"], **lengths)
+        return entry(self.name, self.family, self.kind, cuts=[*CUTS], **lengths)

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, ProposalKind, SlotLaw, entry
+from dflash.drafters.base import (
+    CUTS,
+    Anchor,
+    Drafter,
+    DraftShape,
+    Proposal,
+    ProposalKind,
+    SlotLaw,
+    entry,
+)
 from dflash.drafters.race import slot_law
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.summary import Kind
@@ -149,7 +158,7 @@ class StoredDrafter(Drafter):
     def headers(self) -> list[dict[str, Any]]:
         """The stored drafters' own entries, by whom they came and from which content."""
         came = {"name": self.name, "stored_in": self.file.content_digest}
-        nobody = entry(self.name, self.family, self.kind, cuts=["length", "branches"])
+        nobody = entry(self.name, self.family, self.kind, cuts=[*CUTS])
         return [nobody | stored | came for stored in self.file.header.drafters or ({},)]
 
 

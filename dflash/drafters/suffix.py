@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, ProposalKind, entry
+from dflash.drafters.base import SCORED_CUTS, Anchor, Drafter, DraftShape, Proposal, ProposalKind, entry
 
 Tokens = NDArray[np.int64]
 _BREAK = -1
@@ -64,9 +64,9 @@ class SuffixDrafter(Drafter):
         return proposal
 
     def header(self) -> dict[str, Any]:
-        """Digest of the store; both cuts equal a live draft."""
+        """Digest of the store; every cut equals a live draft."""
         facts = {"store_digest": self.store.digest, "store_tokens": int((self.store.tokens != _BREAK).sum())}
-        return entry(self.name, self.family, self.kind, cuts=["length", "branches"], **facts)
+        return entry(self.name, self.family, self.kind, cuts=[*SCORED_CUTS], **facts)
 
 
 def _branches(text: Tokens, own: int, count: int) -> list[tuple[Tokens, float]]:

@@ -12,6 +12,7 @@ import torch
 
 from dflash.drafters.base import Drafter, Proposal
 from dflash.engine.control import LaneControl, Result, Turn, propose_each
+from dflash.engine.cut import trimmed
 from dflash.engine.dense import DensePass, anchor_at, tree_rows
 from dflash.engine.features import Fingerprint
 from dflash.engine.judge import Judge, Row
@@ -186,6 +187,9 @@ class Engine:
         anchors = [anchor_at(lane, len(lane.trunk) - 1) for lane in lanes]
         turns = self.control.turns(lanes)
         proposals = propose_each(self.drafter, anchors, [turn.shape for turn in turns])
+        after = self.control.policy.shape.after_drafting
+        if not after.whole:
+            proposals = trimmed(anchors, proposals, after.cut)
         synchronise(self.target.device)
         drafted = perf_counter()
         scored = self.trunk.score(

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dflash.drafters.base import Drafter, DraftShape, ProposalKind
+from dflash.drafters.base import Drafter, DraftShape
 from dflash.drafters.build import DraftSettings, build_drafter
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Ordinals
@@ -28,8 +28,7 @@ from dflash.engine.recorder import Recorder, Totals
 from dflash.engine.resume import ResumedConversation
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
-from dflash.policy.context import RuleContext
-from dflash.policy.errors import IncompleteDraftLaw
+from dflash.policy.context import RuleContext, slot_confidence
 from dflash.target.load import Target
 from dflash.target.model import TrunkModel
 from dflash.target.noise import TargetNoise
@@ -201,22 +200,19 @@ class Session:
             q_complete=q_complete(self.drafter, draft_topk, settings.store_topk),
             draft=settings.draft_sampling,
             recorded_rule=settings.policy.rule.name,
+            slot_confidence=slot_confidence(self.drafter.headers()),
         )
         rule = settings.policy.rule
         branching = settings.live_shape.branches > 1 or len(settings.parts) > 1
-        if rule.name == "speculative" and context.sampled and branching and not context.q_complete:
-            raise IncompleteDraftLaw(rule.name)
-        if rule.name == "speculative" and self.drafter.kind is ProposalKind.MIXED:
-            raise UsageError(
-                "The rule speculative needs drafts of one kind, and this union's differ; use match."
-            )
-        emits_choice = not (rule.name == "speculative" and context.sampled)
+        rule.refuse(context, branching)
+        self._refuse_cuts()
+        emits_choice = not rule.draws_residuals(context)
         fingerprint = Fingerprint(self.taps, hidden, self.target.device) if self.taps else None
         judge = Judge(
             self.noise,
             settings.store_topk,
             emits_choice=emits_choice,
-            trunk_is_choices=emits_choice and rule.is_lossless(context),
+            trunk_is_choices=emits_choice and settings.policy.is_lossless(context),
         )
         largest = DraftShape(settings.length, settings.branches)
         dense = DensePass(self.trunk, self.drafter, judge, largest) if settings.dense else None
@@ -230,6 +226,16 @@ class Session:
             fingerprint,
             dense,
         )
+
+    def _refuse_cuts(self) -> None:
+        """Refuse cuts by a confidence that a drafter does not state."""
+        asked = self.settings.policy.shape.after_drafting.cuts()
+        for drafter in self.drafter.headers():
+            if unknown := sorted(asked - set(drafter["cuts"])):
+                raise UsageError(
+                    f"The drafter {drafter['name']} states no confidence in every draft, which the cut by "
+                    f"{unknown[0]} needs. Cut by length, branches or first_positions."
+                )
 
     def _run_settings(self) -> RunSettings:
         settings, defaults = self.settings, self.settings.defaults

@@ -11,7 +11,7 @@ from dflash.drafters.fan import Fan
 from dflash.draftfile.journal import SYNC_SECONDS
 from dflash.engine.chat import Defaults
 from dflash.errors import UsageError
-from dflash.policy.context import DraftSampling
+from dflash.policy.context import DraftSampling, RuleContext
 from dflash.policy.registry import Policy
 from dflash.policy.step_time import StepTime
 
@@ -49,8 +49,8 @@ class RecordSettings:
         if self.overwrite and self.resume:
             raise UsageError("Expected --overwrite or --resume, found both.")
         shape = self.policy.shape
-        if not self.policy.rule.live:
-            raise UsageError(f"The rule {self.policy.rule.name!r} is for replay; record under another one.")
+        if not self.policy.rule.runs_live():
+            raise UsageError(f"The policy {self.policy} is for replay; record under another one.")
         for name, asked, bound in (
             ("length", shape.length, self.length),
             ("branches", shape.branches, self.branches),
@@ -107,7 +107,8 @@ class RecordSettings:
             return ProposalKind.DETERMINISTIC
         if self.proposal is not None:
             return self.proposal
-        return ProposalKind.INDEPENDENT if self.policy.rule.name == "speculative" else ProposalKind.SHARED
+        drawn_alone = self.policy.rule.judges_q(RuleContext(temperature, ProposalKind.INDEPENDENT))
+        return ProposalKind.INDEPENDENT if drawn_alone else ProposalKind.SHARED
 
     @property
     def parts(self) -> list[Part]:

@@ -136,7 +136,7 @@ def _drafts_live(policy: Policy, file: DraftFile) -> bool:
     """Return whether each drafter, asked for the policy's shape, would draft the recorded tree, cut."""
     largest = largest_shape(file)
     asked = policy.shape.filled(largest)
-    cuts = {name for name in ("length", "branches") if getattr(asked, name) != getattr(largest, name)}
+    cuts = asked.cuts(largest)
     exact = [drafter.get("cuts") for drafter in file.header.drafters]
     return all(known is None or cuts <= set(known) for known in exact)
 

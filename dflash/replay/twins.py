@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
+from dflash.policy.context import context_from_header
 from dflash.policy.noise import I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.shape import Shape
@@ -46,7 +47,8 @@ def twins(file: DraftFile, live_shape: Shape) -> Iterator[Twins]:
     Args:
         live_shape: what live rounds drafted; the larger dense trees are cut to it.
     """
-    names = read_columns(file, TWIN_COLUMNS)
+    columns = (*TWIN_COLUMNS, *live_shape.needs(context_from_header(file.header.raw)))
+    names = read_columns(file, columns)
     for table in file.tables(names):
         kind = table["kind"].to_numpy()
         decided = decided_batch(file, table, (kind == Kind.PREFILL) | (kind == Kind.LIVE)).only_live()
@@ -54,7 +56,7 @@ def twins(file: DraftFile, live_shape: Shape) -> Iterator[Twins]:
         live_rows, dense_rows = _pairs(decided.table, dense)
         live = decided.rounds(TWIN_COLUMNS).take(live_rows)
         keys = np.zeros((dense.num_rows, 2), dtype=np.uint32)
-        other = live_shape.cut(Rounds.from_table(dense, keys, TWIN_COLUMNS).take(dense_rows))
+        other = live_shape.cut(Rounds.from_table(dense, keys, columns).take(dense_rows))
         temperature = np.array([request.context.temperature for request in decided.requests])
         owner = decided.owner[live_rows]
         scale = np.where(temperature[owner] > 0, temperature[owner], 1.0)

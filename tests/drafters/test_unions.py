@@ -119,7 +119,7 @@ def test_text_is_that_without_drafts(tiny, tmp_path, other_folder, names, temper
 @pytest.mark.parametrize("names", ["ngram+self", "self+model"])
 def test_speculative_refuses_a_union_that_samples(tiny, tmp_path, other_folder, names):
     names = names.replace("model", f"model:{other_folder}")
-    with pytest.raises(UsageError, match="speculative needs drafts of one kind.*use match"):
+    with pytest.raises(MixedProposals, match="speculative.*needs drafts of one kind.*Use `match`"):
         draft_runs.session(
             tiny, tmp_path / "run.parquet", drafter=names, policy="speculative", temperature=0.8
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, entry
+from dflash.drafters.base import SCORED_CUTS, Anchor, Drafter, DraftShape, Proposal, entry
 from dflash.drafters.block.cache import ContextCache
 from dflash.drafters.block.masks import block_masks
 from dflash.drafters.block.model import BlockDrafter, SlotScores
@@ -172,7 +172,7 @@ class BlockFamily(Drafter):
         return self.drawing.sampling_at(temperature)
 
     def header(self) -> dict[str, Any]:
-        """Identity, taps, the block, and how q is made; both cuts equal a live draft."""
+        """Identity, taps, the block, and how q is made; every cut equals a live draft."""
         block = {
             "block_size": self.config.block_size,
             "slots": str(self.config.slots),
@@ -181,4 +181,4 @@ class BlockFamily(Drafter):
         }
         confidence = {"confidence": "slot"} if self.config.confidence else {}
         facts = self.drawing.header() | self._identity | block | confidence
-        return entry(self.name, self.family, self.kind, cuts=["length", "branches"], **facts)
+        return entry(self.name, self.family, self.kind, cuts=[*SCORED_CUTS], **facts)
