@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dflash.drafters.base import Drafter, Proposal, ProposalKind, entry
 from dflash.drafters.union import UnionDrafter
 from dflash.draftfile.run import open_runs
-from dflash.errors import UsageError
 from dflash.policy.errors import MixedProposals
 from dflash.policy.registry import parse_policy
 from dflash.replay.run import replay
