@@ -22,6 +22,7 @@ _COMPLETION = "_DFLASH_COMPLETE"
 COMMANDS: Mapping[str, Entry] = {
     "record": Entry("dflash.cli.record:record", "Record drafts on live prompts."),
     "replay": Entry("dflash.cli.replay:replay", "Re-judge recorded drafts under other policies."),
+    "tune": Entry("dflash.cli.tune:tune", "Find the policy to run, by replaying many on one recording."),
     "plan": Entry("dflash.cli.plan:plan", "Predict tau, speed-up and memory by the plain formulas."),
     "diff": Entry("dflash.cli.diff:diff", "Compare two draft files: what drifted, and the likely cause."),
     "info": Entry("dflash.cli.info:info", "Show what draft files hold, from the footer alone."),

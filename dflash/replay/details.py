@@ -44,11 +44,12 @@ class Details:
         work = () if cost is None else tuple(Work(cost) for _ in range(policies))
         return cls(tuple(Branching() for _ in range(policies)), calibration, work)
 
-    def collectors(self) -> list[tuple[Collector, ...]]:
-        """Return the collectors of each policy."""
+    def collectors(self, others: Sequence[Sequence[Collector]] = ()) -> list[tuple[Collector, ...]]:
+        """Return the collectors of each policy, those of others after these."""
         kinds: tuple[Sequence[Collector], ...] = (self.branching, self.calibration, self.work)
-        used = [kind for kind in kinds if kind]
-        return list(zip(*used, strict=True))
+        own = zip(*[kind for kind in kinds if kind], strict=True)
+        after = tuple(others) or ((),) * len(self.branching)
+        return [(*some, *more) for some, more in zip(own, after, strict=True)]
 
     def filled(self, rows: Sequence[PolicyRow]) -> tuple[PolicyRow, ...]:
         """Return the rows with what was collected; speeds are compared with the first policy's."""

@@ -127,7 +127,7 @@ def speeds(works: Sequence[Work], reference: int, among: Bool) -> list[Speed | N
         ratio, off = draws[:, :, 1] / draws[:, :, 0], draws[:, :, 3] / draws[:, :, 2]
         first = np.argmax(np.where(among, ratio, -np.inf), axis=1)
         share[among] = (np.bincount(first, minlength=len(works)) / len(ratio))[among]
-    base = totals[reference, 2] / totals[reference, 1]
+    base = float(totals[reference, 2] / totals[reference, 1])
     found: list[Speed | None] = []
     for index, (tokens, us, plain, rows, rounds, strayed) in enumerate(totals.tolist()):
         if not rounds:

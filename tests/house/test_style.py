@@ -43,6 +43,8 @@ LIGHT_COMMANDS = {"replay", "info", "diff", "doctor", "cat", "schema", "policies
 HEAVY_IMPORTS = {"torch", "transformers", "triton", "scipy"}
 # measured against where they are installed, never needed
 PEERS = {"flashinfer", "xformers"}
+# an extra, imported when a figure is drawn
+PLOTS = {"matplotlib"}
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -158,9 +160,14 @@ def test_every_import_is_a_declared_dependency() -> None:
     # torch's CUDA builds bring triton; transformers is made of tokenizers and huggingface_hub
     brought = {"triton", "tokenizers", "huggingface_hub"}
     allowed = declared | brought | {"dflash"} | {name.lower() for name in sys.stdlib_module_names}
-    imported = {name.split(".")[0] for path in SOURCES for name in imports_of(path)} - PEERS
+    imported = {name.split(".")[0] for path in SOURCES for name in imports_of(path)} - PEERS - PLOTS
     missing = {name for name in imported if name.lower() not in allowed}
     assert missing == set()
+
+
+def test_figures_alone_need_the_extra() -> None:
+    plotting = {path.name for path in SOURCES for name in imports_of(path) if name.split(".")[0] in PLOTS}
+    assert plotting == {"surface.py"}
 
 
 def test_tests_have_names_of_their_own() -> None:

@@ -1,0 +1,164 @@
+"""`dflash tune`: which policy to run, by replaying many on one recording."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option
+from dflash.cli.output import bar, emit, talk
+from dflash.cli.tune_text import render
+from dflash.draftfile.reader import DraftFile
+from dflash.draftfile.run import open_run
+from dflash.errors import UsageError
+from dflash.policy.policy_file import policy_toml
+from dflash.policy.registry import Policy
+from dflash.replay.cost import CostModel
+from dflash.replay.cost_source import cost_of
+from dflash.replay.run import largest_shape, recorded_policy
+from dflash.replay.sweep import expand, suggested, unique
+from dflash.replay.tune import steps
+from dflash.replay.tune import tune as search_policies
+from dflash.replay.tune_document import document
+from dflash.replay.tuned import Search, Tuned
+from dflash.report.surface import draw_surface, require_plots
+
+_PATH = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@files_argument
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="POLICY",
+    help="Policies to try: a short form in which a value may be a|b|c, low..high or low..high..step, as "
+    "'match:length=1..5,branches=1|3'; repeatable. Without it: the recorded rule in every shape within the "
+    "recorded one, and on dense files every control that needs no profile.",
+)
+@click.option(
+    "--search",
+    type=click.Choice([search.value for search in Search]),
+    default=Search.GRID.value,
+    show_default=True,
+    help="Judge every policy on every request, or drop the slower two thirds on growing samples.",
+)
+@click.option(
+    "--max-divergence",
+    type=FiniteFloat(0, 1),
+    default=0.0,
+    show_default=True,
+    help="Share of rounds in which the recommended policy may accept what the target would not have chosen.",
+)
+@click.option(
+    "--cost",
+    "costs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A step-time profile (JSON), or draft files whose times are fitted in place of FILE's; repeatable.",
+)
+@click.option(
+    "--batch", type=FiniteFloat(1), help="Requests a forward to tune for; as recorded unless given."
+)
+@click.option("--rejudge", is_flag=True, help="Do not walk dense files: re-judge their live rounds.")
+@output_option("the best policy as TOML, for `record --policy PATH`,")
+@click.option("--surface", type=_PATH, metavar="PNG", help="Draw the speed-up over (branches, length).")
+@click.option("--save-cost", type=_PATH, metavar="JSON", help="Write the fitted step-time profile.")
+@click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Policies to print.")
+@json_option
+def tune(
+    files: Sequence[Path],
+    sweeps: Sequence[str],
+    search: str,
+    max_divergence: float,
+    costs: Sequence[Path],
+    batch: float | None,
+    rejudge: bool,
+    output: Path | None,
+    surface: Path | None,
+    save_cost: Path | None,
+    overwrite: bool,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Find the policy to run: replay many on the FILEs of one run and price their rounds.
+
+    Prints the policies from the fastest down with 95 % intervals over requests, the Pareto front of speed-up,
+    divergence and verified rows, the cost model with its residuals and assumptions, and the surface of
+    speed-up over (branches, length).
+    """
+    _refuse_existing((output, surface, save_cost), overwrite)
+    if surface is not None:
+        require_plots()
+    run = open_run(files)
+    policies = _policies(sweeps, run.files, max_divergence > 0, not rejudge)
+    model = cost_of(run.files, costs, batch)
+    how = Search(search)
+    groups = sum(file.row_groups for file in run.files)
+    with bar("tune", total=steps(how, run.requests, len(policies), groups)) as (progress, task):
+        found = search_policies(
+            run.files,
+            policies,
+            model,
+            search=how,
+            max_divergence=max_divergence,
+            dense=not rejudge,
+            progress=lambda: progress.advance(task),
+        )
+    result = document(run, recorded_policy(run.files[0]), found)
+    emit(result, as_json, lambda console: render(found, limit, console))
+    _write(found, output, surface, save_cost)
+
+
+def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, walks: bool) -> list[Policy]:
+    if sweeps:
+        return unique(policy for text in sweeps for policy in expand(text))
+    first = files[0]
+    walks = walks and first.header.dense
+    recorded = recorded_policy(first)
+    return suggested(recorded, largest_shape(first) if walks else recorded.shape, lossy=lossy, adaptive=walks)
+
+
+def _refuse_existing(paths: Sequence[Path | None], overwrite: bool) -> None:
+    for path in paths:
+        if path is not None and path.exists() and not overwrite:
+            raise UsageError(f"{path} exists. Choose another name, or add --overwrite.")
+
+
+def _write(found: Tuned, output: Path | None, surface: Path | None, save_cost: Path | None) -> None:
+    best = found.candidates[found.best]
+    if output is not None:
+        output.write_text(policy_toml(best.policy.to_dict(), _comment(found)), encoding="utf-8")
+        talk(f"policy: {output}")
+    if surface is not None:
+        draw_surface(found.surface, f"speed-up at batch {found.model.batch:g}", surface)
+        talk(f"surface: {surface}")
+    if save_cost is not None:
+        save_cost.write_text(profile_text(found.model), encoding="utf-8")
+        talk(f"step times: {save_cost}")
+
+
+def profile_text(model: CostModel) -> str:
+    """Return a step-time profile as the file that --cost reads."""
+    return json.dumps(model.step_time.to_dict(), indent=2) + "\n"
+
+
+def _comment(found: Tuned) -> str:
+    best = found.candidates[found.best]
+    speed = best.speed
+    lines = [str(best.policy), f"predicted speed-up {_with_interval(speed.speed_up, speed.interval)}"]
+    if best.row.tau is not None:
+        lines.append(
+            f"predicted tau {_with_interval(best.row.tau, best.row.interval)} ({best.row.exactness})"
+        )
+    return "\n".join([*lines, f"batch {found.model.batch:g}, {found.requests} requests"])
+
+
+def _with_interval(value: float, interval: Any) -> str:
+    return f"{value:.3f}" + ("" if interval is None else f", 95 % {interval.low:.3f} to {interval.high:.3f}")
