@@ -59,6 +59,18 @@ from dflash.replay.verdicts import VerdictWriter
     is_flag=True,
     help="Hold the recording against its own evidence: laws, draws, emitted tokens; exit 1 if one fails.",
 )
+@click.option(
+    "--rescore",
+    metavar="MODEL",
+    help="Let another target score the stored drafts, and write them with its p to a new file, -o.",
+)
+@click.option(
+    "--target-quant",
+    type=click.Choice(["none", "int8", "int4", "fp8"]),
+    default="none",
+    show_default=True,
+    help="Weight-only quantisation of the target that rescores.",
+)
 @output_option("what each policy decided in every round, as Parquet (law-exact walks decide none),")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 @json_option
@@ -71,6 +83,8 @@ def replay(
     calibration: bool,
     cost: str | None,
     audit: bool,
+    rescore: str | None,
+    target_quant: str,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -86,6 +100,14 @@ def replay(
     if audit:
         asked_alone("--audit", "as_json")
         return audit_files(files, as_json)
+    if rescore is not None:
+        asked_alone("--rescore", "target_quant", "output", "overwrite", "as_json")
+        # the only question that needs torch
+        from dflash.cli.rescore import rescore_files
+
+        return rescore_files(files, rescore, target_quant, output, overwrite, as_json)
+    if target_quant != "none":
+        raise UsageError("Expected --target-quant with --rescore MODEL, found it alone.")
     asked = read_policies(policies, parameters)
     runs = open_runs(files)
     if check:

@@ -42,6 +42,12 @@ class Header:
         return dict(self.raw["target"])
 
     @property
+    def contexts(self) -> Json | None:
+        """Where `target` scored stored drafts: identity of the model whose contexts they are; else None."""
+        found = self.raw.get("contexts")
+        return None if found is None else dict(found["target"])
+
+    @property
     def drafters(self) -> list[Json]:
         """Identities of what proposes; `node_source` is an index into this list."""
         return list(self.raw["drafters"])

@@ -63,8 +63,8 @@ def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str
         "lanes": run.lanes,
         "shard": {"index": run.shard[0], "count": run.shard[1]} if run.shard else None,
         "rng": {"scheme": "philox4x32-10", "version": 1},
-        "engine": _engine(target),
-        "git": _git(),
+        "engine": engine_facts(target),
+        "git": git_facts(),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node() if run.keep_host else None,
         "parents": [],
@@ -87,7 +87,8 @@ def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:
     return {"mode": "fingerprint", "hidden": hidden, "taps": taps, "projection": projection}
 
 
-def _engine(target: Target) -> Mapping[str, Any]:
+def engine_facts(target: Target) -> Mapping[str, Any]:
+    """Versions, device and attention of the process that computes with a target."""
     return {
         "toolkit": __version__,
         "torch": torch.__version__,
@@ -113,7 +114,7 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _git() -> Mapping[str, Any] | None:
+def git_facts() -> Mapping[str, Any] | None:
     """Commit of the toolkit's checkout, if it runs from one."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():

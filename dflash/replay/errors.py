@@ -115,3 +115,14 @@ class SeveralCosts(DflashError):
         super().__init__(
             f"Expected one step-time profile, or draft files to fit one to, found {', '.join(places)}."
         )
+
+
+class ContextsOfAnother(DflashError):
+    """Rescored drafts are asked for what only a run under their target could tell."""
+
+    def __init__(self, path: str, contexts: str, question: str, advice: str) -> None:
+        super().__init__(
+            f"{path} holds drafts that another target scored afterwards, on the contexts of a run under "
+            f"{contexts!r}: it can be re-judged, not {question}. Replay it with {advice}, or record a run of "
+            "its own."
+        )

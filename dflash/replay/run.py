@@ -15,6 +15,7 @@ from dflash.replay.check import Check
 from dflash.replay.details import Details, Wanted
 from dflash.replay.errors import ShapeBeyondRecording
 from dflash.replay.rejudge import rejudge
+from dflash.replay.rescored import require_own_contexts, said_of_contexts
 from dflash.replay.result import PolicyRow, Replay, Source, check_report
 from dflash.replay.tally import Collector
 from dflash.replay.verdicts import VerdictWriter
@@ -83,20 +84,18 @@ def replay(
 
     Raises:
         ShapeBeyondRecording: a policy asks for more than was drafted.
+        ContextsOfAnother: rescored drafts are to be walked or checked.
     """
     first = files[0]
     recorded = recorded_policy(first)
     asked = tuple(policies) or (recorded,)
     walkable = dense and first.header.dense
-    ways = [way_of(policy, first, recorded) if walkable else Way.REJUDGE for policy in asked]
-    for policy, way in zip(asked, ways, strict=True):
-        _within(policy, recorded.shape if way is Way.REJUDGE else largest_shape(first))
+    require_own_contexts(first, walkable, check)
+    ways = _ways(asked, first, recorded, walkable)
     checker = Check(recorded.rule) if check else None
     rows: dict[int, PolicyRow] = {}
-
     details = Details.of(wanted, len(asked))
-    given = tuple(collectors) or ((),) * len(asked)
-    more = [(*own, *others) for own, others in zip(details.collectors(), given, strict=True)]
+    more = details.collectors(collectors)
 
     def settle(way: Way, judge: Callable[[list[Policy], _Collectors], list[PolicyRow]]) -> None:
         chosen = [index for index, found in enumerate(ways) if found is way]
@@ -116,12 +115,22 @@ def replay(
         sources=tuple(Source(str(file.path), file.part, file.content_digest) for file in files),
         recorded=recorded,
         requests=sum(file.requests for file in files),
-        rows=details.filled(
-            [replace(rows[index], recorded=_same(policy, recorded)) for index, policy in enumerate(asked)]
+        rows=said_of_contexts(
+            first,
+            details.filled(
+                [replace(rows[index], recorded=_same(policy, recorded)) for index, policy in enumerate(asked)]
+            ),
         ),
         check=None if checker is None else check_report(checker),
         cost=wanted.cost,
     )
+
+
+def _ways(asked: Sequence[Policy], first: DraftFile, recorded: Policy, walkable: bool) -> list[Way]:
+    ways = [way_of(policy, first, recorded) if walkable else Way.REJUDGE for policy in asked]
+    for policy, way in zip(asked, ways, strict=True):
+        _within(policy, recorded.shape if way is Way.REJUDGE else largest_shape(first))
+    return ways
 
 
 def _same(policy: Policy, recorded: Policy) -> bool:

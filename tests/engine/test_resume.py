@@ -174,7 +174,7 @@ def test_versions_machine_and_time_may_differ(record_lines, cut, in_folder, monk
     cut(MemoryError(), 20, "run.parquet")
     monkeypatch.setattr("dflash.engine.header.__version__", "99.0")
     monkeypatch.setattr("dflash.engine.header._installed", lambda package: "98.0")
-    monkeypatch.setattr("dflash.engine.header._git", lambda: {"commit": "0123456789", "dirty": False})
+    monkeypatch.setattr("dflash.engine.header.git_facts", lambda: {"commit": "0123456789", "dirty": False})
     monkeypatch.setattr("platform.node", lambda: "elsewhere")
     assert record_lines("run.parquet", "--resume")[0] == 0
     assert digest(in_folder / "run.parquet") == digest(in_folder / "whole.parquet")

@@ -24,7 +24,7 @@ def decisions(files: Sequence[DraftFile], progress: Callable[[], None]) -> Verdi
         0,
         power="every decision that the stored values and the request's coins do not lead to",
     )
-    if "contexts" in files[0].header.raw:
+    if files[0].header.contexts is not None:
         reason = "its decisions are those of another target: p was scored afterwards"
         return replace(verdict, reasons=(reason,))
     try:

@@ -46,7 +46,7 @@ def emission(evidence: Evidence) -> Emission:
 def not_bound(evidence: Evidence) -> str | None:
     """Return why emitted tokens need not follow the stored p, if they need not."""
     policy, context = evidence.policy, evidence.context
-    if "contexts" in evidence.file.header.raw:
+    if evidence.file.header.contexts is not None:
         return "its tokens were emitted by another target: p was scored afterwards"
     if not policy.is_lossless(context):
         return f"the recorded policy {policy} is lossy here, so its tokens need not follow p"
