@@ -103,12 +103,14 @@ def read_pairs(texts: Iterable[str]) -> dict[str, str]:
     """The values of a repeated `-P KEY=VALUE`.
 
     Raises:
-        UsageError: One is not of that form.
+        UsageError: One is not of that form, or a key is given twice.
     """
     pairs: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
             raise UsageError(f"Expected -P KEY=VALUE, found {text!r}.")
+        if key in pairs:
+            raise UsageError(f"Expected -P {key} once, found it given twice.")
         pairs[key] = value
     return pairs

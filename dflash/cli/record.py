@@ -48,7 +48,7 @@ _LIMIT = 2**31 - 1
     "--policy",
     default="match",
     show_default=True,
-    help="Acceptance policy, NAME:key=value,...; see `dflash policies`.",
+    help="Acceptance policy, NAME:key=value,... or FILE.toml; see `dflash policies`.",
 )
 @click.option(
     "-P", "pairs", multiple=True, metavar="KEY=VALUE", help="One more parameter of the policy; repeatable."
