@@ -33,7 +33,7 @@ from dflash.replay.verdicts import VerdictWriter
     "policies",
     multiple=True,
     metavar="NAME:K=V,...",
-    help="Judge by this policy, or by that of FILE.toml, instead of the recorded one; repeat to compare several.",
+    help="Judge by this policy, or that of FILE.toml, not by the recorded one; repeat to compare several.",
 )
 @click.option(
     "-P",
