@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Mode = Literal["fast", "replay-exact"]
-Regime = Literal["short", "long", "wave", "full", "exact"]
+Regime = Literal["short", "long", "wave", "full", "exact", "exact full"]
 
 EXACT_PARTS = 16
 EXACT_MIN_CHUNK = 256
@@ -13,6 +13,7 @@ SHORT_ROWS = 2048
 WAVE_PROGRAMS = 120
 FULL_PROGRAMS = 240
 FEW_CHUNKS = 4
+CROWD = 32
 
 
 class Tile(NamedTuple):
@@ -58,58 +59,69 @@ class Plan(NamedTuple):
 
 # swept on an H200 by dflash/bench/kernel_sweep.py; rows are the packed query rows of a KV head, rounded up.
 # short: few lanes and at most 2,048 rows, where latency counts; long: few lanes; wave, full: one or two
-# programs a multiprocessor without splitting any context; exact: `replay-exact`, whatever the batch
+# programs a multiprocessor without splitting any context. `replay-exact` has two tiles a row count, for few
+# programs and for many, that differ in how early they load and in nothing that they compute
 TILES: dict[tuple[int, int, Regime], Tile] = {
     (64, 16, "short"): Tile(16, 128, 4, 2, 264, 128, False, 1, 16, False, 128, 1, True),
     (64, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16, False, 0, 1),
     (64, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8, False, 0, 1),
     (64, 16, "full"): Tile(16, 64, 4, 3, 132, 64, True, 1, 16),
-    (64, 16, "exact"): Tile(16, 64, 4, 3, 132, 128, False, 1, 16, False, 0, 1),
+    (64, 16, "exact"): Tile(16, 128, 4, 3, 132, 128, False, 1, 16, False, 128, 1, True),
+    (64, 16, "exact full"): Tile(16, 128, 4, 2, 132, 128, False, 1, 16, False, 0, 1, True),
     (64, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 128, 1),
     (64, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16, False, 0, 1),
     (64, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8, False, 0, 1),
     (64, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
     (64, 32, "exact"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
+    (64, 32, "exact full"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
     (64, 64, "short"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 128, 1),
     (64, 64, "long"): Tile(64, 64, 4, 3, 132, 128, False, 1, 32, False, 256, 1),
     (64, 64, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 64, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16),
-    (64, 64, "exact"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (64, 64, "exact"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 256, 1, True),
+    (64, 64, "exact full"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (64, 128, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, True, 128, 1),
     (64, 128, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (64, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 128, "exact"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (64, 128, "exact full"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (64, 256, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, True, 128, 1),
     (64, 256, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (64, 256, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 256, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 256, "exact"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (64, 256, "exact full"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (128, 16, "short"): Tile(16, 64, 4, 3, 264, 128, False, 1, 16, False, 128, 1),
     (128, 16, "long"): Tile(16, 128, 4, 3, 132, 128, False, 1, 32, False, 0, 1, True),
     (128, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8, False, 0, 1),
     (128, 16, "full"): Tile(16, 64, 4, 4, 132, 64, True, 1, 16),
-    (128, 16, "exact"): Tile(16, 64, 4, 3, 132, 128, False, 1, 16, False, 0, 1),
+    (128, 16, "exact"): Tile(16, 128, 4, 3, 132, 128, False, 1, 16, False, 128, 1, True),
+    (128, 16, "exact full"): Tile(16, 128, 4, 2, 132, 128, False, 1, 16, False, 0, 1, True),
     (128, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 128, 1),
     (128, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16, False, 0, 1),
     (128, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8, False, 0, 1),
     (128, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
     (128, 32, "exact"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
+    (128, 32, "exact full"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
     (128, 64, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, True, 64, 1),
     (128, 64, "long"): Tile(64, 64, 4, 4, 132, 64, False, 1, 16, True, 64, 1),
     (128, 64, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 64, "full"): Tile(64, 32, 4, 4, 132, 64, True, 1, 16),
-    (128, 64, "exact"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (128, 64, "exact"): Tile(64, 64, 4, 4, 132, 128, False, 1, 16, True, 256, 1, True),
+    (128, 64, "exact full"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (128, 128, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, True, 64, 1),
     (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
     (128, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "exact"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
+    (128, 128, "exact full"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
     (128, 256, "short"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
     (128, 256, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
     (128, 256, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 256, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 256, "exact"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
+    (128, 256, "exact full"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
 }
 
 
@@ -117,9 +129,11 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def regime_of(batch: int, kv_heads: int, rows: int, capacity: int) -> Regime:
-    """Say what limits a launch in `fast`."""
+def regime_of(batch: int, kv_heads: int, rows: int, capacity: int, mode: Mode = "fast") -> Regime:
+    """Say what limits a launch."""
     programs = batch * kv_heads * _ceil_div(rows, 64)
+    if mode == "replay-exact":
+        return "exact full" if programs > CROWD else "exact"
     if programs >= WAVE_PROGRAMS:
         return "full" if programs >= FULL_PROGRAMS else "wave"
     return "short" if capacity <= SHORT_ROWS else "long"
@@ -157,7 +171,7 @@ def plan(
     head_pad = 64 if head <= 64 else 128
     rows = queries * group
     exact = mode == "replay-exact"
-    regime: Regime = "exact" if exact else regime_of(batch, kv_heads, rows, capacity)
+    regime = regime_of(batch, kv_heads, rows, capacity, mode)
     tile = tile or TILES[head_pad, min(max(1 << (rows - 1).bit_length(), 16), 256), regime]
     row_tiles = _ceil_div(rows, tile.block_m)
     if exact:

@@ -84,6 +84,29 @@ def _leave_part(
 
 
 @triton.jit
+def _deliver(
+    Tickets, Out, PartO, PartL, o, lse, item, lane, head, heads, tile, first, parts, queries, rows_all,
+    stride_ob, stride_on, stride_oh, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, TICKET: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Write the only chunk of a lane to the output; leave one of several to the merge."""
+    if parts == 1:
+        store_rows(
+            Out, o, lane, head, tile * BLOCK_M, queries, stride_ob, stride_on, stride_oh,
+            GROUP, HEAD, HEAD_PAD, BLOCK_M,
+        )  # fmt: skip
+    else:
+        _leave_part(
+            PartO, PartL, o, lse, item, head, heads, tile, queries, rows_all, GROUP, HEAD, HEAD_PAD, BLOCK_M
+        )  # fmt: skip
+        if TICKET:
+            merge_if_last(
+                Tickets, Out, PartO, PartL, lane, head, heads, tile, first, parts, queries, rows_all,
+                stride_ob, stride_on, stride_oh, GROUP, HEAD, HEAD_PAD, BLOCK_M, MERGE_ROWS, MERGE_SPLITS,
+            )  # fmt: skip
+
+
+@triton.jit
 def _load_queries(
     Q, head, rows, live, stride_qn, stride_qh, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr
 ):  # fmt: skip
@@ -147,22 +170,11 @@ def attend_chunks(
             stride_kp, stride_kr, stride_vp, stride_vr, scale,
             HEAD, HEAD_PAD, BLOCK_M, BLOCK_N, STAGES, PAGE, TWO_LOOPS,
         )  # fmt: skip
-        tile = _fresh(tile, COMPILED)
-        if parts == 1:
-            store_rows(
-                Out, o, lane, head, tile * BLOCK_M, queries, stride_ob, stride_on, stride_oh,
-                GROUP, HEAD, HEAD_PAD, BLOCK_M,
-            )  # fmt: skip
-        else:
-            _leave_part(
-                PartO, PartL, o, lse, item, head, heads, tile, queries, rows_all,
-                GROUP, HEAD, HEAD_PAD, BLOCK_M,
-            )  # fmt: skip
-            if TICKET:
-                merge_if_last(
-                    Tickets, Out, PartO, PartL, lane, head, heads, tile, first, parts, queries, rows_all,
-                    stride_ob, stride_on, stride_oh, GROUP, HEAD, HEAD_PAD, BLOCK_M, MERGE_ROWS, MERGE_SPLITS,
-                )  # fmt: skip
+        _deliver(
+            Tickets, Out, PartO, PartL, o, lse, item, lane, head, heads, _fresh(tile, COMPILED), first, parts,
+            queries, rows_all, stride_ob, stride_on, stride_oh,
+            GROUP, HEAD, HEAD_PAD, BLOCK_M, TICKET, MERGE_ROWS, MERGE_SPLITS,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "tail", "items", "min_chunk"])

@@ -45,8 +45,8 @@ def compile_ahead(shapes: Sequence[Shape], compiled: bool) -> None:
         shapes: attention shapes.
         compiled: whether the peers of torch.compile are wanted.
     """
-    names = ["flex_attention tuned", "torch.compile"] if compiled else []
-    names = ["fast", "replay-exact", "xformers tree_attention", *names]
+    # not FlexAttention: among busy neighbours it would tune itself to a slow configuration, and keep it
+    names = ["fast", "replay-exact", "xformers tree_attention", *(["torch.compile"] if compiled else [])]
     jobs = [(shape, name) for name in names for shape in shapes]
     jobs += [(shape, "torch.compile") for shape in ACCEPT_SHAPES if compiled]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)

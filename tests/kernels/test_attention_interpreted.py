@@ -86,6 +86,13 @@ def test_every_production_tile(name: str) -> None:
     assert_close("tree", run(case, tile=tile), dense_oracle(case), 2e-3)
 
 
+def test_replay_exact_computes_the_same_with_few_programs_and_with_many() -> None:
+    for (head, rows, regime), tile in TILES.items():
+        if regime == "exact":
+            full = TILES[head, rows, "exact full"]
+            assert full._replace(stages=tile.stages, prefetch=tile.prefetch) == tile
+
+
 def test_draft_step_has_fewer_queries_than_tail_rows() -> None:
     """One query a branch: the tail holds three rows of each of two branches, a query sees its own."""
     parents = [[-1, -1, 0, 1, 2, 3]]

@@ -87,9 +87,11 @@ def test_ragged_batches_that_fill_the_device() -> None:
         assert torch.equal(run(case), first)
 
 
-@pytest.mark.parametrize("nodes", [3, 63])
-def test_replay_exact_ignores_the_other_lanes(nodes: int) -> None:
-    case = make_case(trees(5, nodes), [700, 0, 4000, 65, 1], 4, 128, dtype=torch.bfloat16, device="cuda")
+@pytest.mark.parametrize("times", [1, 8])
+@pytest.mark.parametrize("nodes", [3, 15, 63])
+def test_replay_exact_ignores_the_other_lanes(nodes: int, times: int) -> None:
+    lengths = [700, 0, 4000, 65, 1] * times
+    case = make_case(trees(5 * times, nodes), lengths, 4, 128, dtype=torch.bfloat16, device="cuda")
     together = run(case, mode="replay-exact")
     for lane in range(5):
         alone = Case(*(t[lane : lane + 1] for t in case[:5]), case.parents[lane : lane + 1], None)
