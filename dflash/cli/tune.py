@@ -39,7 +39,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
     metavar="POLICY",
     help="Policies to try: a short form in which a value may be a|b|c, low..high or low..high..step, as "
     "'match:length=1..5,branches=1|3'; repeatable. Without it: the recorded rule in every shape within the "
-    "recorded one, and on dense files every control that needs no profile.",
+    "recorded one, and on dense files the controls that need no confidence.",
 )
 @click.option(
     "--search",
@@ -122,7 +122,8 @@ def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, wa
     first = files[0]
     walks = walks and first.header.dense
     recorded = recorded_policy(first)
-    return suggested(recorded, largest_shape(first) if walks else recorded.shape, lossy=lossy, adaptive=walks)
+    shape, lanes = (largest_shape(first), first.header.lanes) if walks else (recorded.shape, None)
+    return suggested(recorded, shape, lossy=lossy, lanes=lanes)
 
 
 def _refuse_existing(paths: Sequence[Path | None], overwrite: bool) -> None:

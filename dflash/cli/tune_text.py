@@ -69,10 +69,9 @@ def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:
     table.add_column("")
     table.add_column("policy", overflow="fold")
     table.add_column("exactness")
-    for name in (
-        *("speed-up", "95 %", "to best", "95 %", "best share", "tau", "95 %"),
-        *("divergence", "rows/token"),
-    ):
+    strays = any(item.divergence > 0 for item in candidates)
+    numbers = ("speed-up", "95 %", "to best", "95 %", "best share", "tau", "95 %", "rows/token")
+    for name in (*numbers, "divergence") if strays else numbers:
         table.add_column(name, justify="right")
     for item in candidates[:limit]:
         speed, row = item.speed, item.row
@@ -90,8 +89,8 @@ def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:
             "-" if speed.best_share is None else f"{speed.best_share:.2f}",
             "-" if tau[0] is None else f"{tau[0]:.3f}",
             _interval(tau[1]),
-            f"{item.divergence:.4f}",
             f"{speed.verified_per_token:.2f}",
+            *([f"{item.divergence:.4f}"] if strays else []),
         )
     return table
 

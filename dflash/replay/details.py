@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash.policy.registry import Policy
+from dflash.policy.shape import Shape
 from dflash.replay.branching import Branching
 from dflash.replay.calibration import Calibration
 from dflash.replay.cost import CostModel
@@ -37,12 +39,16 @@ class Details:
     work: tuple[Work, ...] = field(default=())
 
     @classmethod
-    def of(cls, wanted: Wanted, policies: int) -> Details:
-        """Make the collectors."""
-        calibration = tuple(Calibration() for _ in range(policies if wanted.calibration else 0))
+    def of(cls, wanted: Wanted, policies: Sequence[Policy], largest: Shape) -> Details:
+        """Make the collectors.
+
+        Args:
+            largest: the shape that is drafted where a policy leaves it open.
+        """
+        calibration = tuple(Calibration() for _ in (policies if wanted.calibration else ()))
         cost = wanted.cost
-        work = () if cost is None else tuple(Work(cost) for _ in range(policies))
-        return cls(tuple(Branching() for _ in range(policies)), calibration, work)
+        work = () if cost is None else tuple(Work.of(cost, policy, largest) for policy in policies)
+        return cls(tuple(Branching() for _ in policies), calibration, work)
 
     def collectors(self, others: Sequence[Sequence[Collector]] = ()) -> list[tuple[Collector, ...]]:
         """Return the collectors of each policy, those of others after these."""

@@ -94,7 +94,7 @@ def replay(
     ways = _ways(asked, first, recorded, walkable)
     checker = Check(recorded.rule) if check else None
     rows: dict[int, PolicyRow] = {}
-    details = Details.of(wanted, len(asked))
+    details = Details.of(wanted, asked, largest_shape(first) if walkable else recorded.shape)
     more = details.collectors(collectors)
 
     def settle(way: Way, judge: Callable[[list[Policy], _Collectors], list[PolicyRow]]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from itertools import product
 
 from dflash.policy.control import CONTROLS
+from dflash.policy.control.base import Learning, Scope
 from dflash.policy.registry import Policy, parse_policy
 from dflash.policy.shape import Shape
 from dflash.replay.errors import BadSweep, SweepTooLarge
@@ -46,14 +47,15 @@ def unique(policies: Iterable[Policy]) -> list[Policy]:
     return list(dict.fromkeys(policies))
 
 
-def suggested(recorded: Policy, largest: Shape, *, lossy: bool, adaptive: bool) -> list[Policy]:
+def suggested(recorded: Policy, largest: Shape, *, lossy: bool, lanes: int | None) -> list[Policy]:
     """Return the recorded rule in every shape, no drafts at all among them.
 
     Args:
         recorded: the policy of the live rounds, whose rule is swept.
         largest: the shape that may be asked for.
         lossy: add the rule `threshold`, at five thresholds.
-        adaptive: add every control that needs neither a profile nor batch mates, at the largest shape.
+        lanes: add, at the largest shape, every control that the engine runs in these lanes as a walk does;
+            None adds none.
     """
     length, branches = int(largest.length or 0), int(largest.branches or 1)
     rules = [str(Policy(recorded.rule))]
@@ -63,10 +65,9 @@ def suggested(recorded: Policy, largest: Shape, *, lossy: bool, adaptive: bool) 
     for rule in rules:
         for width in range(1, branches + 1):
             found += [parse_policy(_shaped(rule, depth, width)) for depth in range(1, length + 1)]
-        if adaptive:
-            found += [
-                parse_policy(f"{_shaped(rule, length, branches)},control={name}") for name in _adaptive()
-            ]
+        if lanes is not None:
+            full = _shaped(rule, length, branches)
+            found += [parse_policy(f"{full},{control}") for control in _adaptive(lanes)]
     return unique(found)
 
 
@@ -74,8 +75,15 @@ def _shaped(rule: str, length: int, branches: int) -> str:
     return f"{rule}{',' if ':' in rule else ':'}length={length},branches={branches}"
 
 
-def _adaptive() -> Sequence[str]:
-    return [kind.name for kind in CONTROLS if kind.varies and not kind.batch and not kind.timed]
+def _adaptive(lanes: int) -> list[str]:
+    """Return the controls that need no confidence and no settings; batch mates do not matter in one lane."""
+    found = []
+    for kind in CONTROLS:
+        if kind.varies and not kind.columns and (not kind.batch or (kind.timed and lanes == 1)):
+            found.append(f"control={kind.name}")
+            if issubclass(kind, Learning) and lanes == 1:
+                found.append(f"control={kind.name},control.scope={Scope.STREAM.value}")
+    return found
 
 
 def _values(text: str, sweep: str) -> list[str]:

@@ -14,6 +14,7 @@ from dflash.policy.noise import F64, I64
 from dflash.policy.registry import Policy
 from dflash.replay.cost import CostModel
 from dflash.replay.errors import NothingToRecommend
+from dflash.replay.profiled import profiled
 from dflash.replay.run import largest_shape, replay
 from dflash.replay.tally import Collector, Judged
 from dflash.replay.thinned import Thinned
@@ -62,6 +63,7 @@ def tune(
         NothingToRecommend: no policy diverges as little as asked.
         DflashError: as `replay`.
     """
+    files = profiled(files, model.step_time)
     requests = sum(file.requests for file in files)
     rungs: list[Rung] = []
     dropped: list[Dropped] = []
@@ -124,7 +126,7 @@ def _judge(
     dense: bool,
     progress: Callable[[], None],
 ) -> Judgement:
-    works = [Work(model) for _ in policies]
+    works = [Work.of(model, policy, largest_shape(files[0])) for policy in policies]
     collectors = [(work, _Ticker(progress)) for work in works]
     rows = replay(files, policies, dense=dense, collectors=collectors).rows
     return Judgement(policies, rows, works, limit)

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash.policy.noise import F64, I64
+from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
+from dflash.policy.shape import Shape
 from dflash.policy.topology import Bool
 from dflash.replay.branching import leaves
 from dflash.replay.cost import CostModel
@@ -52,12 +54,29 @@ class Speed(NamedTuple):
 
 @dataclass(slots=True)
 class Work(Collector):
-    """Sums by request: tokens, microseconds, those of one-token decoding, rows, rounds, off-choice rounds."""
+    """Sums by request: tokens, microseconds, those of one-token decoding, rows, rounds, off-choice rounds.
+
+    Attributes:
+        model: prices the rounds.
+        asked: (length, branches) that are drafted in every round; None where drafting ends with the tree.
+    """
 
     model: CostModel
+    asked: tuple[int, int] | None = None
     _sums: list[F64] = field(default_factory=list)
 
     columns = ("node_token", "slot_choice")
+
+    @classmethod
+    def of(cls, model: CostModel, policy: Policy, largest: Shape) -> Work:
+        """Make the collector of a policy, some of whose cuts may come after drafting.
+
+        Args:
+            largest: the shape that is drafted where the policy leaves it open.
+        """
+        shape = policy.shape.filled(largest)
+        late = policy.shape.after_drafting.cuts() or policy.control.columns
+        return cls(model, (int(shape.length or 0), int(shape.branches or 1)) if late else None)
 
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
         """Count the rounds of one row group, given the request of each."""
@@ -99,7 +118,8 @@ class Work(Collector):
         request, which = place // max(1, len(kinds)), place % max(1, len(kinds))
         depth, width, nodes = kinds[which].T
         profile, batch = self.model.step_time, self.model.batch
-        us = profile.draft(depth, np.maximum(1, width)) + profile.verify(nodes, batch, mean[request])
+        length, branches = (depth, np.maximum(1, width)) if self.asked is None else self.asked
+        us = profile.draft(length, branches) + profile.verify(nodes, batch, mean[request])
         tokens = np.bincount(owner, weights=item.decision.accepted_count + 1.0, minlength=requests)
         rows = np.bincount(owner, weights=np.diff(rounds.node_offsets) + 1.0, minlength=requests)
         spent = np.bincount(request, weights=times * us, minlength=requests)

@@ -56,15 +56,20 @@ def test_a_sweep_too_large_to_wait_for_is_refused_before_it_is_made() -> None:
 
 
 def test_suggestions_are_every_shape_and_every_control_that_needs_nothing() -> None:
-    found = [
-        str(policy) for policy in suggested(parse_policy("match"), Shape(3, 2), lossy=False, adaptive=True)
-    ]
+    found = [str(policy) for policy in suggested(parse_policy("match"), Shape(3, 2), lossy=False, lanes=4)]
     shapes = {f"match:length={length},branches={width}" for length in (1, 2, 3) for width in (1, 2)}
     assert shapes | {"match:length=0,branches=1"} <= set(found)
     assert {text for text in found if "control" in text} == {
         f"match:length=3,branches=2,control={name}" for name in ("ema", "heuristic", "window")
     }
-    lossy = suggested(parse_policy("match"), Shape(1, 1), lossy=True, adaptive=False)
+    alone = suggested(parse_policy("match"), Shape(3, 2), lossy=False, lanes=1)
+    assert {policy.control.name for policy in alone if policy.control.streams} == {
+        "ema",
+        "goodput",
+        "heuristic",
+        "window",
+    }
+    lossy = suggested(parse_policy("match"), Shape(1, 1), lossy=True, lanes=None)
     assert sum(policy.rule.name == "threshold" for policy in lossy) == 5
     assert unique(lossy) == lossy
 
