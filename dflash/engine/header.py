@@ -81,8 +81,11 @@ def q_complete(drafter: Drafter, draft_topk: int | None, store_topk: int) -> boo
 def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:
     if not run.taps:
         return {"mode": "none"}
-    hidden = int(target.model.config.get_text_config().hidden_size)
-    taps = [{"layer": tap, "point": "in", "hidden_states": tap} for tap in run.taps]
+    text = target.model.config.get_text_config()
+    hidden, last = int(text.hidden_size), int(text.num_hidden_layers)
+    # the last of `hidden_states` is no layer's input: it comes after the final norm
+    points = {tap: "final_norm" if tap == last else "in" for tap in run.taps}
+    taps = [{"layer": tap, "point": points[tap], "hidden_states": tap} for tap in run.taps]
     projection = f"signs of Philox4x32-10, {FINGERPRINT} a token, over sqrt(taps x hidden)"
     return {"mode": "fingerprint", "hidden": hidden, "taps": taps, "projection": projection}
 
