@@ -163,7 +163,7 @@ def residual_exponentials(
 
 def race(exponential: F64, weight: F64) -> int:
     """Return argmin E/p, a draw from `weight` (unnormalised): lowest id on ties, -1 if nothing has mass."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = exponential / weight
     ratio[~(weight > 0)] = np.inf
     winner = int(np.argmin(ratio))
