@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash.policy.noise import F64, I64
-from dflash.replay.statistics import Interval, at_least, draws_of, interval_of
+from dflash.policy.noise import I64
+from dflash.replay.statistics import Interval, at_least, bend
 
 KNEE_DEFINITIONS = {
     "knee": "the length at which tau(length) = 1 + sum of the marginal acceptances up to it lies farthest "
@@ -32,39 +32,21 @@ class Knee(NamedTuple):
     curve: tuple[float, ...]
 
 
-def knee(lengths: I64, longest: int) -> Knee | None:
+def knee(lengths: I64, longest: int, interval: Interval | None = None) -> Knee | None:
     """Find the knee.
 
     Args:
-        lengths: `[requests, accepted + 1]` rounds by request and accepted length.
+        lengths: `[accepted + 1]` rounds by accepted length.
         longest: the length that was drafted.
+        interval: of the knee, from resamples.
 
     Returns:
         None without rounds.
     """
-    lengths = lengths[lengths.sum(axis=1) > 0]
-    if not len(lengths):
+    rounds = int(lengths.sum())
+    if not rounds:
         return None
-    width = max(longest + 1, lengths.shape[1])
-    padded = np.pad(lengths, ((0, 0), (0, width - lengths.shape[1])))
-    columns = np.column_stack((padded.sum(axis=1), at_least(padded))).astype(np.float64)
-    marginal = _marginal(columns.sum(axis=0)[None])
-    place = int(_place(marginal)[0])
-    interval = None
-    if place and len(columns) > 1:
-        interval = interval_of(_place(_marginal(draws_of(columns, len(columns)))).astype(np.float64))
-    curve = 1.0 + np.concatenate(([0.0], np.cumsum(marginal[0])))
-    return Knee(place or None, interval, tuple(curve.tolist()))
-
-
-def _marginal(sums: F64) -> F64:
-    return np.asarray(sums[:, 1:] / sums[:, :1])
-
-
-def _place(marginal: F64) -> I64:
-    """Return the last position that gains more than the mean one, 0 if none stands out; `[draws]`."""
-    if marginal.shape[1] < 2:
-        return np.zeros(len(marginal), dtype=np.int64)
-    mean = marginal.mean(axis=1, keepdims=True)
-    # the sum of equal gains may miss their mean by rounding
-    return np.asarray((marginal > mean * (1 + 1e-9)).sum(axis=1), dtype=np.int64)
+    marginal = at_least(np.pad(lengths, (0, max(0, longest + 1 - len(lengths))))) / rounds
+    place = int(bend(marginal, longest))
+    curve = 1.0 + np.concatenate(([0.0], np.cumsum(marginal)))
+    return Knee(place or None, interval if place else None, tuple(curve.tolist()))

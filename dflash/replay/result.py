@@ -190,7 +190,7 @@ def tally_row(policy: Policy, tally: Tally, resampled: Resampled) -> PolicyRow:
         off_choice_rounds=tally.off_choice,
         unknown_bonus=tally.unknown_bonus,
         coin_ties=tally.coin_ties,
-        knee=knee(tally.lengths(), len(reached)),
+        knee=knee(lengths, len(reached), resampled.knee),
     )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash.policy.noise import F64, I64
 from dflash.replay.tally import Tally
 
 RESAMPLES = 2000
-_MOST_DRAWS = 50_000_000
+_MOST_DRAWS = 10_000_000
 _FEWEST_RESAMPLES = 200
 _SEED = 0
-_CHUNK = 2**22
+_CHUNK = 2**18
 
 
 class Interval(NamedTuple):
@@ -32,12 +34,14 @@ class Resampled(NamedTuple):
         difference: interval of tau minus the first policy's tau, on the same resamples.
         marginal: interval of the marginal acceptance at each position, from 1.
         marginal_difference: interval of it minus the first policy's, on the same resamples.
+        knee: interval of `bend`.
     """
 
     tau: Interval | None
     difference: Interval | None
     marginal: tuple[Interval | None, ...]
     marginal_difference: tuple[Interval | None, ...]
+    knee: Interval | None = None
 
 
 def tau(lengths: I64) -> float | None:
@@ -49,6 +53,20 @@ def tau(lengths: I64) -> float | None:
 def at_least(histogram: I64) -> I64:
     """Return how many values are at least 1, 2, ... from their histogram over the last axis."""
     return np.asarray(np.flip(np.cumsum(np.flip(histogram, -1), axis=-1), -1)[..., 1:])
+
+
+def bend(marginal: F64, longest: int) -> I64:
+    """Return the last position that gains more than the mean one, 0 if none stands out; `[...]`.
+
+    Args:
+        marginal: `[..., positions]` acceptance at each position, from 1; further ones accept nothing.
+        longest: how many positions there are.
+    """
+    if longest < 2:
+        return np.zeros(marginal.shape[:-1], dtype=np.int64)
+    mean = marginal.sum(axis=-1, keepdims=True) / longest
+    # the sum of equal gains may miss their mean by rounding
+    return np.asarray((marginal > mean * (1 + 1e-9)).sum(axis=-1), dtype=np.int64)
 
 
 def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
@@ -69,15 +87,17 @@ def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
     draws = draws_of(sums, requests)
     results: list[Resampled] = []
     first, column = None, 0
-    for count in counts:
+    for tally, count in zip(tallies, counts, strict=True):
         width = count.shape[1] + 1
         rounds, accepted, reach = np.split(draws[:, column : column + width], [1, 2], axis=1)
         column += width
         ratio, share = 1.0 + accepted / rounds, reach / rounds
         first = (ratio, share) if first is None else first
-        against = _padded(first[1], share.shape[1])
-        marginal, difference = (tuple(map(interval_of, part.T)) for part in (share, share - against))
-        results.append(Resampled(interval_of(ratio), interval_of(ratio - first[0]), marginal, difference))
+        base = _padded(first[1], share.shape[1])
+        marginal, difference = (tuple(map(interval_of, part.T)) for part in (share, share - base))
+        knee = interval_of(bend(share, tally.reached().shape[1] - 1).astype(np.float64))
+        against = interval_of(ratio - first[0])
+        results.append(Resampled(interval_of(ratio), against, marginal, difference, knee))
     return results
 
 
@@ -119,17 +139,24 @@ def draws_of(sums: F64, requests: int) -> F64:
     Returns:
         `[resamples, columns]`.
     """
+    weight = _weights(requests)
+    chunk = max(1, _CHUNK // requests)
+    parts = [weight[begin : begin + chunk] @ sums for begin in range(0, len(weight), chunk)]
+    return np.concatenate(parts)
+
+
+@lru_cache(maxsize=2)
+def _weights(requests: int) -> npt.NDArray[np.uint8]:
+    """How often each request is drawn in each resample; `[resamples, requests]`."""
     random = np.random.default_rng(_SEED)
     resamples = max(_FEWEST_RESAMPLES, min(RESAMPLES, _MOST_DRAWS // requests))
+    weight = np.empty((resamples, requests), dtype=np.uint8)
     chunk = max(1, _CHUNK // requests)
-    totals = []
     for begin in range(0, resamples, chunk):
-        size = min(chunk, resamples - begin)
-        drawn = random.integers(requests, size=(size, requests))
-        cell = drawn + requests * np.arange(size)[:, None]
-        weight = np.bincount(cell.ravel(), minlength=size * requests).reshape(size, requests)
-        totals.append(weight @ sums)
-    return np.concatenate(totals)
+        drawn = random.integers(requests, size=(min(chunk, resamples - begin), requests))
+        for row, places in enumerate(drawn):
+            weight[begin + row] = np.bincount(places, minlength=requests)
+    return weight
 
 
 def interval_of(values: F64) -> Interval:

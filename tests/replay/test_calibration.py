@@ -12,6 +12,7 @@ from dflash.policy.rounds import Rounds
 from dflash.replay.branching import Branches, Branching
 from dflash.replay.calibration import Calibration, Signal
 from dflash.replay.knee import knee
+from dflash.replay.statistics import resampled
 
 
 class Judged(NamedTuple):
@@ -159,11 +160,24 @@ def test_chains_have_no_branch_statistics() -> None:
     assert Branching().report() is None
 
 
+class Counted:
+    """What the bootstrap asks of a tally."""
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        self.counts = lengths
+
+    def lengths(self) -> np.ndarray:
+        return self.counts
+
+    reached = lengths
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_knee_lies_farthest_above_the_chord(seed: int) -> None:
     random = np.random.default_rng(seed)
     lengths = random.integers(0, 50, (6, 7)) * np.array([9, 7, 5, 3, 2, 1, 1])
-    found = knee(lengths, longest=6)
+    (draws,) = resampled([Counted(lengths)])  # type: ignore[list-item]
+    found = knee(lengths.sum(axis=0), 6, draws.knee)
     assert found is not None
     accepted = np.repeat(np.arange(7), lengths.sum(axis=0))
     curve = [1 + np.minimum(accepted, length).mean() for length in range(7)]
@@ -175,11 +189,17 @@ def test_the_knee_lies_farthest_above_the_chord(seed: int) -> None:
 
 
 def test_a_straight_curve_has_no_knee() -> None:
-    always = knee(np.array([[0, 0, 0, 9], [0, 0, 0, 4]]), longest=3)
+    always = knee(np.array([0, 0, 0, 13]), 3)
     assert always is not None
     assert always.length is None
     assert always.curve == (1.0, 2.0, 3.0, 4.0)
-    assert knee(np.zeros((3, 4), dtype=np.int64), longest=3) is None
-    never = knee(np.array([[9]]), longest=3)
+    assert knee(np.zeros(4, dtype=np.int64), 3) is None
+    never = knee(np.array([9]), 3)
     assert never is not None
     assert (never.length, never.curve) == (None, (1.0, 1.0, 1.0, 1.0))
+
+
+def test_positions_that_no_round_accepts_count_for_the_knee() -> None:
+    found = knee(np.array([5, 3, 2]), 6)
+    assert found is not None
+    assert (found.length, len(found.curve)) == (2, 7)
