@@ -110,6 +110,8 @@ def _remarks(row: PolicyRow) -> list[str]:
         walked.append(f"walked {_number(facts.covered)} of the answers' tokens, {facts.near_ties} near-ties")
         if facts.left_trunk:
             walked.append(f"{facts.left_trunk} requests left the trunk and end there")
+        if facts.clipped:
+            walked.append(f"{facts.clipped} rounds clipped to the recorded shape")
     counted = (
         (row.unknown_bonus, "rounds whose bonus token was not recorded (null)"),
         (row.coin_ties, "coin ties"),

@@ -104,13 +104,15 @@ class Engine:
                     self._begin(free, busy, conversation, None, sink, on_text)
                 if not busy:
                     return
-                for index in [index for index, (lane, _) in busy.items() if lane.done]:
+                done = [index for index, (lane, _) in busy.items() if lane.done]
+                for index in done:
                     lane, conversation = busy.pop(index)
                     free.append(index)
                     self._close(lane, sink)
                     yield lane
                     self._begin(free, busy, conversation, lane.text, sink, on_text)
-                if busy and not any(lane.done for lane, _ in busy.values()):
+                # a lane that became free takes its next prompt before the others go on
+                if not done:
                     self._round([lane for lane, _ in busy.values()], sink)
         finally:
             for lane, _ in busy.values():

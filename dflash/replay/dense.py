@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
+from dflash.draftfile.view import whole
 from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
-from dflash.policy.topology import along_path
 from dflash.replay.batch import Batch, decided_batch, read_columns
 from dflash.replay.errors import DenseIncomplete
 from dflash.replay.recorded import RECORDED_COLUMNS, Recorded
@@ -75,19 +75,28 @@ def dense_batches(file: DraftFile, columns: Iterable[str]) -> Iterator[DenseBatc
     Raises:
         DenseIncomplete: a request has some dense rows, but not one a committed token.
     """
-    names = read_columns(file, {*columns, *RECORDED_COLUMNS})
-    for table in file.tables(names):
+    columns = {*columns, "anchor_token"}
+    trees, decisions = read_columns(file, columns), read_columns(file, RECORDED_COLUMNS)
+    for table in file.tables(read_columns(file, {*trees, *decisions})):
         kind = table["kind"].to_numpy()
-        decided = decided_batch(file, table, (kind == Kind.PREFILL) | (kind == Kind.LIVE))
-        recorded = Recorded.of(decided.table, decided.rounds(["node_token"]))
-        dense = table.filter(pa.array(kind == Kind.DENSE))
-        index = {request.request_id: number for number, request in enumerate(decided.requests)}
-        owner = np.array([index[name] for name in dense["request_id"].to_pylist()], dtype=np.int64)
-        kept = np.bincount(decided.owner, weights=recorded.emitted, minlength=len(index)).astype(np.int64)
-        last = np.full(len(index), -1, dtype=np.int64)
-        last[decided.owner] = recorded.last_token
-        batch = Batch(file, dense, decided.requests, owner, np.ones(len(owner), dtype=bool))
-        yield DenseBatch(batch, _trunk(batch, last, kept), kept)
+        decided = decided_batch(file, table.select(decisions), (kind == Kind.PREFILL) | (kind == Kind.LIVE))
+        kept = np.zeros(len(decided.requests), dtype=np.int64)
+        emitted = whole(decided.table["emitted"]).fill_null(0).to_numpy(zero_copy_only=False)
+        np.add.at(kept, decided.owner, emitted)
+        dense = kind == Kind.DENSE
+        # a request begins with its prefill
+        owner = np.cumsum(kind == Kind.PREFILL)[dense] - 1
+        rows = table.select(trees).filter(pa.array(dense))
+        batch = Batch(file, rows, decided.requests, owner, np.ones(len(owner), dtype=bool))
+        yield DenseBatch(batch, _trunk(batch, _last_tokens(decided), kept), kept)
+
+
+def _last_tokens(decided: Batch) -> I64:
+    """Return the last token that each request kept; `[requests]`."""
+    ends = np.flatnonzero(np.append(np.diff(decided.owner), 1)[: len(decided.owner)])
+    last = decided.table.take(pa.array(ends))
+    keys = np.zeros((len(ends), 2), dtype=np.uint32)
+    return Recorded.of(last, Rounds.from_table(last, keys, ["node_token"])).last_token
 
 
 def _trunk(batch: Batch, last: I64, outputs: I64) -> Trunk:
@@ -120,15 +129,18 @@ def onto_trunk(rounds: Rounds, trunk: Trunk, rows: I64) -> Rounds:
 
     Returns:
         The rounds with `slot_committed`, the token that was committed after a slot on the trunk (-1 elsewhere
-        and past the end), and `node_on_trunk`, 1 where a node and its ancestors are the committed tokens.
+        and past the end), and `node_on_trunk`, whether a node and its ancestors are the committed tokens.
     """
-    place, end = trunk.place[rows], trunk.end[rows]
-    at = place[rounds.node_round] + rounds.node_depth
-    inside = at <= end[rounds.node_round]
-    same = inside & (trunk.token[np.where(inside, at, 0)] == rounds["node_token"])
-    on_trunk = along_path(rounds.parent_node, same)
-    committed = np.full(len(rounds.node_parent) + len(rounds), -1, dtype=np.int64)
-    committed[rounds.root_slot] = trunk.token[place + 1]
-    followed = on_trunk & (at < end[rounds.node_round])
-    committed[rounds.node_slot[followed]] = trunk.token[at[followed] + 1]
-    return rounds.with_values({COMMITTED: committed, ON_TRUNK: on_trunk.astype(np.int64)})
+    trees, place, end = rounds.trees, trunk.place[rows], trunk.end[rows]
+    at = np.repeat(place, trees.counts) + trees.node_depth
+    ends = np.repeat(end, trees.counts)
+    # one more token, which no draft equals
+    token = np.append(trunk.token, -1)
+    on_trunk = trees.along_path(
+        (at <= ends) & (token[np.minimum(at, len(trunk.token))] == rounds["node_token"])
+    )
+    committed = np.full(len(at) + len(rounds), -1, dtype=np.int64)
+    committed[trees.root_slot] = trunk.token[place + 1]
+    followed = np.flatnonzero(on_trunk & (at < ends))
+    committed[trees.node_slot[followed]] = trunk.token[at[followed] + 1]
+    return rounds.with_values({COMMITTED: committed, ON_TRUNK: on_trunk})

@@ -16,9 +16,9 @@ from dflash.replay.check import LISTED, Check, Failure, Tie
 from dflash.replay.cost import COST_DEFINITIONS, CostModel
 from dflash.replay.definitions import DEFINITIONS
 from dflash.replay.knee import KNEE_DEFINITIONS, Knee, knee
+from dflash.replay.near_ties import NearTie
 from dflash.replay.statistics import Interval, Resampled, at_least, tau
 from dflash.replay.tally import Tally
-from dflash.replay.walk import NearTie
 from dflash.replay.work import SPEED_DEFINITIONS, Speed
 
 SCHEMA = "dflash.replay/1"
@@ -45,10 +45,15 @@ class Acceptance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WalkFacts:
-    """What only walks have; at most `LISTED` near-ties are listed."""
+    """What only walks have; at most `LISTED` near-ties are listed.
+
+    Attributes:
+        clipped: rounds for which the control wanted a larger shape than was recorded.
+    """
 
     covered: float | None
     left_trunk: int
+    clipped: int
     near_ties: int
     listed: tuple[NearTie, ...]
 

@@ -11,31 +11,15 @@ import numpy as np
 
 from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
-from dflash.policy.noise import F64, I64
+from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
-from dflash.policy.rounds import Rounds
+from dflash.policy.rounds import Columns, Rounds
 from dflash.policy.topology import Bool
 from dflash.replay.batch import Part
 from dflash.replay.dense import COMMITTED, ON_TRUNK, DenseBatch, onto_trunk
-from dflash.replay.errors import WalkDiverged
+from dflash.replay.near_ties import CHOSEN, NEAR_TIE_COLUMNS, NearTie, near_ties, with_leads
 
-WALK_COLUMNS = ("node_token", "slot_choice", "slot_gap", "slot_cut_gap", "node_draft_gap")
-CHOSEN = "slot_chosen"
-LEAD = "node_lead"
-
-
-class NearTie(NamedTuple):
-    """A round of a walk in which rounding may have decided.
-
-    Attributes:
-        kind: `choice` (the dense row chose another token than the trunk holds), `margin` (the choice won by
-            less than the tolerance) or `draft` (a drafted token did).
-    """
-
-    file: str
-    request_id: str
-    anchor_position: int
-    kind: str
+WALK_COLUMNS = ("node_token", *NEAR_TIE_COLUMNS)
 
 
 class Walked(NamedTuple):
@@ -44,12 +28,13 @@ class Walked(NamedTuple):
     Attributes:
         rows: `[V]` visited rows of the batch, in file order.
         owner: `[V]` request of each.
-        rounds: the visited rounds, cut to the policy's shape.
+        rounds: the visited rounds, cut to the shape in force.
         decision: theirs.
         kept: `[V]` tokens that stay within the answer.
         covered: `[requests]` tokens of each answer that the walk accounts for, 0 for other contexts.
         left_trunk: `[V]` whether the round emits a token that the trunk does not hold; the walk ends there.
         near_ties: rounds in which rounding may have decided.
+        clipped: rounds for which the control wanted a larger shape than was recorded.
     """
 
     rows: I64
@@ -60,82 +45,114 @@ class Walked(NamedTuple):
     covered: I64
     left_trunk: Bool
     near_ties: tuple[NearTie, ...]
+    clipped: int = 0
+
+
+class Steps(NamedTuple):
+    """Where rounds lead to.
+
+    Attributes:
+        kept: `[R]` tokens that stay within the answer.
+        good: `[R]` tokens of them before the trunk is left.
+        left: `[R]` whether it is left.
+    """
+
+    kept: I64
+    good: I64
+    left: Bool
+
+
+def marked(dense: DenseBatch, part: Part) -> Part:
+    """Prepare the dense rows of one context for walks under any number of policies.
+
+    The committed token becomes the choice wherever a path lies on the trunk.
+    """
+    rounds = with_leads(onto_trunk(part.rounds, dense.trunk, part.rows))
+
+    def make(name: str) -> I64:
+        if name == CHOSEN:
+            return rounds.values["slot_choice"]
+        committed = rounds[COMMITTED]
+        return np.where(committed >= 0, committed, rounds["slot_choice"])
+
+    names = [CHOSEN, "slot_choice", *(["slot_argmax"] if part.context.temperature == 0 else [])]
+    return part._replace(rounds=rounds.with_values(Columns(names, make)))
 
 
 def walk(policy: Policy, dense: DenseBatch, part: Part, tolerance: float, strict: bool = True) -> Walked:
-    """Follow a policy from the first anchor of every request to its end, or to where it leaves the trunk.
+    """Follow a policy of static control from the first anchor of every request to its end.
+
+    A walk that leaves the trunk ends there.
 
     Args:
-        part: the dense rows of one context.
+        part: the dense rows of one context, `marked`.
         tolerance: the header's `tie_tolerance`, in raw logits.
         strict: the trunk holds the target's choices, so that any other choice must be a near-tie.
 
     Raises:
         WalkDiverged: it is none.
     """
-    trunk = dense.trunk
-    marked = _with_choices(onto_trunk(part.rounds, trunk, part.rows), part.context)
-    rounds = policy.shape.cut(_with_leads(marked))
+    rounds = policy.shape.cut(part.rounds)
     decision = policy.rule.decide(rounds, part.context)
-    left, good = _leaves(rounds, decision)
-    kept = np.minimum(decision.accepted_count + 1, trunk.left[part.rows])
-    visited = _jump(part, dense, np.where(left, 0, kept))
+    steps = steps_of(rounds, decision, dense.trunk.left[part.rows])
+    visited = _jump(part, dense, np.where(steps.left, 0, steps.kept))
     seen = rounds.take(visited)
-    again = policy.rule.decide(seen, part.context)
-    rows, owner = part.rows[visited], part.owner[visited]
+    met = Steps(steps.kept[visited], steps.good[visited], steps.left[visited])
+    begun = np.unique(part.owner)
+    return walked(
+        dense,
+        part.rows[visited],
+        seen,
+        decision.take(seen, visited),
+        met,
+        begun,
+        part.context,
+        tolerance,
+        strict,
+    )
+
+
+def walked(
+    dense: DenseBatch,
+    rows: I64,
+    rounds: Rounds,
+    decision: Decision,
+    steps: Steps,
+    begun: I64,
+    context: RuleContext,
+    tolerance: float,
+    strict: bool,
+) -> Walked:
+    """Put together what happened in visited rounds.
+
+    Args:
+        rows: `[V]` of the batch, in file order.
+        steps: of the visited rounds.
+        begun: requests whose first token, which came from the prefill, is counted here.
+    """
+    owner = dense.batch.owner[rows]
     covered = np.zeros(len(dense.outputs), dtype=np.int64)
-    covered[np.unique(part.owner)] = 1
-    np.add.at(covered, owner, np.where(left[visited], good[visited], kept[visited]))
-    ties = _near_ties(dense, rows, seen, again, part.context, tolerance, strict)
-    return Walked(rows, owner, seen, again, kept[visited], covered, left[visited], ties)
+    covered[begun] = 1
+    np.add.at(covered, owner, np.where(steps.left, steps.good, steps.kept))
+    ties = near_ties(dense, rows, rounds, decision, context, tolerance, strict)
+    return Walked(rows, owner, rounds, decision, steps.kept, covered, steps.left, ties)
 
 
-def _with_choices(rounds: Rounds, context: RuleContext) -> Rounds:
-    """Let the committed token be the choice wherever a path lies on the trunk."""
-    committed, recorded = rounds[COMMITTED], rounds["slot_choice"]
-    choice = np.where(committed >= 0, committed, recorded)
-    values = {CHOSEN: recorded, "slot_choice": choice}
-    if context.temperature == 0:
-        values["slot_argmax"] = choice
-    return rounds.with_values(values)
+def steps_of(rounds: Rounds, decision: Decision, tokens_left: I64) -> Steps:
+    """Return how far each round goes, and whether it emits a token that the trunk does not hold.
 
-
-def _with_leads(rounds: Rounds) -> Rounds:
-    """Add by how much each drafted token beat its next sibling; null for the last one."""
-    gap = rounds["node_draft_gap"]
-    node, following = _neighbours(rounds)
-    lead = np.full(len(gap), np.nan)
-    lead[node] = gap[node] - gap[following]
-    return rounds.with_values({LEAD: lead})
-
-
-def _neighbours(rounds: Rounds) -> tuple[I64, I64]:
-    """Return every node that has a next sibling, and that sibling."""
-    order = np.argsort(rounds.parent_slot, kind="stable")
-    one, two = order[:-1], order[1:]
-    same = rounds.parent_slot[one] == rounds.parent_slot[two]
-    return one[same], two[same]
-
-
-def _draft_gaps(rounds: Rounds) -> F64:
-    """Return the margin of every draft over the best one left out, be it cut away or never drafted."""
-    last = np.ones(len(rounds.node_parent), dtype=bool)
-    last[_neighbours(rounds)[0]] = False
-    lead = rounds[LEAD]
-    return np.where(last & ~np.isnan(lead), lead, rounds["node_draft_gap"])
-
-
-def _leaves(rounds: Rounds, decision: Decision) -> tuple[Bool, I64]:
-    """Return whether each round emits a token that the trunk does not hold, and how many on it before."""
-    committed = rounds[COMMITTED]
+    Args:
+        tokens_left: `[R]` committed tokens after each anchor.
+    """
+    committed = rounds.values[COMMITTED]
+    astray = np.flatnonzero(decision.accepted & (rounds.values[ON_TRUNK] == 0))
+    at = rounds.node_round[astray]
+    good = decision.accepted_count - np.bincount(at, minlength=len(rounds))
     # below a token off the trunk nothing is committed, and past the end nothing is known
-    off = decision.accepted & (rounds[ON_TRUNK] == 0) & (committed[rounds.parent_slot] >= 0)
-    left = np.bincount(rounds.node_round[off], minlength=len(rounds)) > 0
-    on = decision.accepted & (rounds[ON_TRUNK] > 0)
-    good = np.bincount(rounds.node_round[on], minlength=len(rounds))
+    left = np.bincount(at[committed[rounds.parent_slot[astray]] >= 0], minlength=len(rounds)) > 0
     last = committed[decision.last_slot]
     left |= (last >= 0) & (decision.bonus != last)
-    return left, good
+    return Steps(np.minimum(decision.accepted_count + 1, tokens_left), good, left)
 
 
 def _jump(part: Part, dense: DenseBatch, step: I64) -> I64:
@@ -154,52 +171,3 @@ def _jump(part: Part, dense: DenseBatch, step: I64) -> I64:
         current = current + step[here]
         open_ = (step[here] > 0) & (current < end)
     return np.flatnonzero(visited)
-
-
-def _near_ties(
-    dense: DenseBatch,
-    rows: I64,
-    rounds: Rounds,
-    decision: Decision,
-    context: RuleContext,
-    tolerance: float,
-    strict: bool,
-) -> tuple[NearTie, ...]:
-    scaled = tolerance / context.temperature if context.temperature > 0 else tolerance
-    on_path = np.zeros(len(rounds.node_parent) + len(rounds), dtype=bool)
-    on_path[rounds.root_slot] = True
-    on_path[rounds.node_slot] = decision.accepted
-    committed = rounds[COMMITTED]
-    judged = on_path & (committed >= 0)
-    close = (rounds["slot_gap"] < scaled) | (rounds["slot_cut_gap"] < tolerance)
-    differs = judged & (rounds[CHOSEN] != committed)
-    slot_round = np.repeat(np.arange(len(rounds)), np.diff(rounds.node_offsets) + 1)
-    if strict and (differs & ~close).any():
-        slot = int(np.flatnonzero(differs & ~close)[0])
-        raise _diverged(dense, rows[slot_round[slot]], rounds, slot)
-    drafted = on_path[rounds.parent_slot] & (_draft_gaps(rounds) < scaled)
-    kinds = {
-        "choice": slot_round[differs],
-        "margin": slot_round[judged & close & ~differs],
-        "draft": rounds.node_round[drafted],
-    }
-    found: dict[int, str] = {}
-    for kind, where in kinds.items():
-        for place in np.unique(where).tolist():
-            found.setdefault(place, kind)
-    return tuple(
-        NearTie(*_where(dense, rows[place]), int(rounds.anchor_position[place]), kind)
-        for place, kind in sorted(found.items())
-    )
-
-
-def _diverged(dense: DenseBatch, row: int, rounds: Rounds, slot: int) -> WalkDiverged:
-    place = int(np.searchsorted(rounds.root_slot, slot, side="right")) - 1
-    depth = 0 if slot == rounds.root_slot[place] else int(rounds.node_depth[slot - place - 1])
-    choice, committed = int(rounds[CHOSEN][slot]), int(rounds[COMMITTED][slot])
-    position = int(rounds.anchor_position[place]) + depth + 1
-    return WalkDiverged(_where(dense, row)[1], position, committed, choice, float(rounds["slot_gap"][slot]))
-
-
-def _where(dense: DenseBatch, row: int) -> tuple[str, str]:
-    return str(dense.batch.file.path), dense.batch.requests[int(dense.batch.owner[row])].request_id

@@ -8,18 +8,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dflash.draftfile.reader import DraftFile
+from dflash.policy.control.controller import Controller, frame_of
 from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
-from dflash.replay.batch import columns_of
+from dflash.policy.shape import Shape
+from dflash.policy.step_time import StepTime
+from dflash.replay.batch import Part, columns_of
 from dflash.replay.check import LISTED
+from dflash.replay.controlled import ControlledWalk
 from dflash.replay.dense import DenseBatch, dense_batches
 from dflash.replay.law_exact import LAW_COLUMNS, Lengths, joined, lengths, reach
+from dflash.replay.near_ties import NearTie
 from dflash.replay.rejudge import Judged
 from dflash.replay.result import PolicyRow, WalkFacts, open_row, tally_row
 from dflash.replay.statistics import per_round, resampled, tau
 from dflash.replay.tally import Collector, Tally
 from dflash.replay.verdicts import VerdictWriter
-from dflash.replay.walk import WALK_COLUMNS, NearTie, Walked, walk
+from dflash.replay.walk import WALK_COLUMNS, Walked, marked, walk
 
 
 @dataclass(slots=True)
@@ -38,6 +43,7 @@ class WalkTally:
     covered: list[I64] = field(default_factory=list)
     outputs: list[I64] = field(default_factory=list)
     left_trunk: int = 0
+    clipped: int = 0
     near_ties: list[NearTie] = field(default_factory=list)
 
     def add(self, dense: DenseBatch, walked: Sequence[Walked], last: I64) -> None:
@@ -53,6 +59,7 @@ class WalkTally:
             np.add.at(kept, item.owner, item.kept)
             covered += item.covered
             self.left_trunk += int(item.left_trunk.sum())
+            self.clipped += item.clipped
             self.near_ties += item.near_ties
             common.append(np.flatnonzero(item.rows <= last[item.owner]))
         self.all.count([item.owner for item in walked], walked, requests)
@@ -79,12 +86,14 @@ def walk_all(
     """
     tallies = [WalkTally(Tally(collectors=some)) for some in collectors]
     more = {name for some in collectors for collector in some for name in collector.columns}
+    read = {name for policy in policies for name in policy.control.columns}
+    walkers = [walker(policy, files[0]) for policy in policies]
     for file in files:
-        columns = {*columns_of(policies, file), *WALK_COLUMNS, *more}
+        columns = {*columns_of(policies, file), *WALK_COLUMNS, *more, *read}
         for dense in dense_batches(file, columns):
-            parts = dense.batch.parts(dense.batch.rounds(columns))
+            parts = [marked(dense, part) for part in dense.batch.parts(dense.batch.rounds(columns))]
             tolerance = file.header.tie_tolerance
-            found = [[walk(policy, dense, part, tolerance, strict) for part in parts] for policy in policies]
+            found = [walker.walk(dense, parts, tolerance, strict) for walker in walkers]
             last = _last_common(dense, found)
             for policy, tally, walked in zip(policies, tallies, found, strict=True):
                 tally.all.contexts.update(part.context for part in parts)
@@ -92,16 +101,44 @@ def walk_all(
                 if verdicts is not None:
                     verdicts.add(str(policy), dense.batch, [item.rows for item in walked], walked)
             progress()
-    common = resampled([tally.common for tally in tallies])
+    wholes = resampled([tally.all for tally in tallies])
+    # alone a policy has nobody to share rounds with
+    common = resampled([tally.common for tally in tallies]) if len(tallies) > 1 else wholes
     rows = []
-    for index, (policy, tally) in enumerate(zip(policies, tallies, strict=True)):
-        (whole,) = resampled([tally.all])
-        row = _walk_row(tally_row(policy, tally.all, whole), tally)
+    for index, (policy, tally, whole) in enumerate(zip(policies, tallies, wholes, strict=True)):
+        row = _walk_row(tally_row(policy, tally.all, whole), tally, _simulated(policy, files[0].header.lanes))
         mean, base = (tau(item.common.lengths().sum(axis=0)) for item in (tally, tallies[0]))
         if index and mean is not None and base is not None:
             row = replace(row, difference=mean - base, difference_interval=common[index].difference)
         rows.append(row)
     return rows
+
+
+class StaticWalk:
+    """One policy's walk under a shape and a rule that stay."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def walk(self, dense: DenseBatch, parts: Sequence[Part], tolerance: float, strict: bool) -> list[Walked]:
+        """Follow the policy through one row group; see `dflash.replay.walk.walk`."""
+        return [walk(self.policy, dense, part, tolerance, strict) for part in parts]
+
+
+def walker(policy: Policy, file: DraftFile) -> StaticWalk | ControlledWalk:
+    """Return what follows a policy through the files of a run, the first of which is given.
+
+    Raises:
+        StepTimeMissing: the control predicts step times, and the header has no profile.
+    """
+    if not policy.control.adaptive:
+        return StaticWalk(policy)
+    header = file.header
+    profile = header.engine.get("step_time")
+    largest = Shape(int(header.shape["length"]), int(header.shape["branches"]))
+    step_time = None if profile is None else StepTime.from_dict(profile)
+    frame = frame_of(policy.rule, policy.shape, largest, step_time)
+    return ControlledWalk(policy, lambda count: Controller(policy.control, frame, count), header.lanes)
 
 
 def _some(walked: Walked, rows: I64) -> Judged:
@@ -117,19 +154,32 @@ def _last_common(dense: DenseBatch, found: Sequence[Sequence[Walked]]) -> I64:
     return last
 
 
-def _walk_row(row: PolicyRow, tally: WalkTally) -> PolicyRow:
+def _simulated(policy: Policy, lanes: int) -> tuple[str, ...]:
+    """Say where a walk is a simulation, since requests depend on each other."""
+    control = policy.control
+    if not (control.batch or (control.streams and lanes > 1)):
+        return ()
+    return (
+        f"a simulation: control {control.name} ties requests together; they run in file order in {lanes} "
+        "lanes, which empty at the end of a row group",
+    )
+
+
+def _walk_row(row: PolicyRow, tally: WalkTally, simulated: tuple[str, ...]) -> PolicyRow:
     kept, covered, outputs = (np.concatenate(part) for part in (tally.kept, tally.covered, tally.outputs))
     rounds = tally.all.lengths().sum(axis=1).astype(np.float64)
     total = int(outputs.sum())
     facts = WalkFacts(
         covered=float(covered.sum()) / total if total else None,
         left_trunk=tally.left_trunk,
+        clipped=tally.clipped,
         near_ties=len(tally.near_ties),
         listed=tuple(tally.near_ties[:LISTED]),
     )
     return replace(
         row,
-        exactness=row.walk if row.walk == "path-exact" else "lossy",
+        exactness="lossy" if row.walk != "path-exact" else "simulation" if simulated else "path-exact",
+        remarks=(*row.remarks, *simulated),
         emitted=int(kept.sum()),
         emitted_per_round=float(kept.sum() / rounds.sum()) if rounds.sum() else None,
         emitted_interval=per_round(kept, rounds, np.zeros(len(rounds))),

@@ -10,7 +10,7 @@ from dflash.policy.context import Proposal
 from dflash.policy.registry import parse_policy
 from dflash.replay.batch import columns_of
 from dflash.replay.dense import dense_batches
-from dflash.replay.walk import WALK_COLUMNS, walk
+from dflash.replay.walk import WALK_COLUMNS, marked, walk
 
 LARGEST = (3, 3)
 
@@ -21,7 +21,7 @@ def walked(path, text, strict=True):
     columns = {*columns_of([policy], file), *WALK_COLUMNS, "slot_argmax", "slot_choice"}
     (dense,) = dense_batches(file, columns)
     parts = dense.batch.parts(dense.batch.rounds(columns))
-    return dense, [walk(policy, dense, part, 1e-3, strict) for part in parts]
+    return dense, [walk(policy, dense, marked(dense, part), 1e-3, strict) for part in parts]
 
 
 def live(path):

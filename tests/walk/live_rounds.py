@@ -13,7 +13,7 @@ from dflash.draftfile.run import open_run
 from dflash.policy.registry import parse_policy
 from dflash.replay.batch import columns_of
 from dflash.replay.dense import dense_batches
-from dflash.replay.walk import WALK_COLUMNS, walk
+from dflash.replay.walk import WALK_COLUMNS, marked, walk
 
 SHAPES = ("match:length=2", "match:branches=1", "match:length=3,branches=2", "match:length=0")
 GREEDY = (*SHAPES, "threshold:t=0.7", "greedy", "speculative:length=4", "threshold:t=0.7,length=2")
@@ -90,7 +90,7 @@ def walked(path: Path, text: str) -> Walk:
             for request in dense.batch.requests:
                 found.rounds[request.request_id] = []
             for part in dense.batch.parts(dense.batch.rounds(columns)):
-                result = walk(policy, dense, part, file.header.tie_tolerance)
+                result = walk(policy, dense, marked(dense, part), file.header.tie_tolerance)
                 ties += len(result.near_ties)
                 for tie in result.near_ties:
                     found.tie.setdefault(tie.request_id, tie.anchor_position)

@@ -14,7 +14,7 @@ from dflash.draftfile.run import open_run
 from dflash.policy.registry import parse_policy
 from dflash.replay.batch import columns_of
 from dflash.replay.dense import dense_batches
-from dflash.replay.walk import WALK_COLUMNS, walk
+from dflash.replay.walk import WALK_COLUMNS, marked, walk
 
 GIVEN = {"max_new_tokens": 20, "features": False, "dense": True}
 
@@ -26,7 +26,8 @@ def near_ties(path, text, tolerance):
     columns = {*columns_of([policy], file), *WALK_COLUMNS}
     (dense,) = dense_batches(file, columns)
     parts = dense.batch.parts(dense.batch.rounds(columns))
-    return [tie[1:] for part in parts for tie in walk(policy, dense, part, tolerance).near_ties]
+    walks = [walk(policy, dense, marked(dense, part), tolerance) for part in parts]
+    return [tie[1:] for found in walks for tie in found.near_ties]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
@@ -60,6 +60,17 @@ class Asked(NamedTuple):
     survival: F64
     t: F64
     clipped: Bool
+
+    def take(self, which: I64) -> Asked:
+        """Return some of the rounds."""
+        shape = (self.length[which], self.branches[which], self.survival[which])
+        return Asked(*shape, self.t[which], self.clipped[which])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Asked]) -> Asked:
+        """Put the rounds of one or more behind each other."""
+        length, branches, survival, t, clipped = map(np.concatenate, zip(*parts, strict=True))
+        return cls(length, branches, survival, t, clipped)
 
 
 class Load(NamedTuple):
@@ -191,6 +202,11 @@ class Control(ABC):
     def streams(self) -> bool:
         """Whether the state is carried from request to request."""
         return False
+
+    @property
+    def couples(self) -> bool:
+        """Whether a request's rounds depend on other requests."""
+        return self.batch or self.streams
 
     @abstractmethod
     def scheduler(self, frame: Frame, size: int) -> Scheduler:

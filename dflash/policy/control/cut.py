@@ -1,0 +1,63 @@
+"""What a scheduler asked for, applied: every round cut to its own shape, the rule at its own threshold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dflash.policy.control.base import Asked
+from dflash.policy.draft_score import cumulative, log_confidence
+from dflash.policy.noise import F64
+from dflash.policy.rounds import Rounds
+from dflash.policy.rule import Rule
+from dflash.policy.shape import Shape
+from dflash.policy.topology import Bool, first_leaf
+
+_CUT = "survival"
+
+
+def drafted(rounds: Rounds, asked: Asked) -> Rounds:
+    """Cut rounds to what was drafted of them.
+
+    Args:
+        rounds: R of them, as recorded.
+        asked: for each.
+    """
+    counts = rounds.trees.counts
+    rounds = _keep(rounds, rounds.node_depth <= np.repeat(asked.length, counts))
+    if not rounds.trees.branching:
+        return rounds
+    leaf = first_leaf(rounds.parent_node, rounds.parent_slot, rounds.node_depth)
+    return _keep(rounds, leaf < np.repeat(asked.branches, rounds.trees.counts))
+
+
+def verified(rounds: Rounds, shape: Shape, asked: Asked) -> Rounds:
+    """Cut rounds that were `drafted` to what is verified of them.
+
+    Args:
+        shape: of the policy.
+        asked: for each.
+    """
+    if asked.survival.any():
+        rounds = _keep(rounds, survivals(rounds) >= np.repeat(asked.survival, rounds.trees.counts))
+    return shape.after_drafting.cut(rounds)
+
+
+def survivals(rounds: Rounds) -> F64:
+    """Return the drafter's word for how likely each node and its ancestors are accepted; `[N]`."""
+    return np.exp(cumulative(rounds, log_confidence(rounds, _CUT)))
+
+
+def rule_at(rule: Rule, t: float) -> Rule:
+    """Return a rule with another threshold; NaN leaves it alone."""
+    changed: Any = rule
+    return rule if np.isnan(t) else replace(changed, t=t)
+
+
+def _keep(rounds: Rounds, keep: Bool) -> Rounds:
+    if keep.all():
+        return rounds
+    counts = np.bincount(rounds.node_round[keep], minlength=len(rounds))
+    return rounds.select(np.arange(len(rounds)), np.flatnonzero(keep), counts)
