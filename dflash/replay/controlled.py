@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash.draftfile.view import whole
 from dflash.policy.control.base import Asked, Load
 from dflash.policy.control.controller import Controller, Outcome
 from dflash.policy.control.cut import drafted, rule_at, survivals, verified
@@ -159,7 +158,7 @@ class _Places(NamedTuple):
         for number, one in enumerate(parts):
             part[one.rows] = number
             place[one.rows] = np.arange(len(one.rows))
-        anchors = whole(dense.batch.table["anchor_position"]).to_numpy(zero_copy_only=False)
+        anchors = dense.batch.table["anchor_position"].combine_chunks().to_numpy(zero_copy_only=False)
         return cls(part, place, anchors + 1.0)
 
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
-from dflash.draftfile.view import whole
 from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
 from dflash.replay.batch import Batch, decided_batch, read_columns
@@ -81,7 +80,7 @@ def dense_batches(file: DraftFile, columns: Iterable[str]) -> Iterator[DenseBatc
         kind = table["kind"].to_numpy()
         decided = decided_batch(file, table.select(decisions), (kind == Kind.PREFILL) | (kind == Kind.LIVE))
         kept = np.zeros(len(decided.requests), dtype=np.int64)
-        emitted = whole(decided.table["emitted"]).fill_null(0).to_numpy(zero_copy_only=False)
+        emitted = decided.table["emitted"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
         np.add.at(kept, decided.owner, emitted)
         dense = kind == Kind.DENSE
         # a request begins with its prefill
