@@ -12,7 +12,9 @@ import torch
 
 from dflash.drafters.base import Anchor, DraftShape, ProposalKind
 from dflash.drafters.block.masks import block_masks
+from dflash.engine.dense import tree_rows
 from dflash.engine.prompts import text_prompt, with_ids
+from dflash.policy.rounds import Rounds
 
 TEXT = [ord(letter) for letter in "one two three one two three"]
 
@@ -121,3 +123,26 @@ def test_drafting_without_taps_is_an_error(session):
     run.drafter.open(0)
     with pytest.raises(RuntimeError, match="see was not called"):
         run.drafter.propose([Anchor(0, 3, (1, 2), TEXT)], DraftShape(2))
+
+
+@pytest.mark.parametrize("kind", ["dflash2", "dspark-rnn"])
+def test_speculative_emits_the_targets_law(session, kind):
+    """The first token of a round, over many keys: accepted or drawn from the residual, it follows p."""
+    run = session(kind, temperature=0.8, top_k=4, draft_temperature=6.0, policy="speculative")
+    count, engine = 250, run.engine
+    first = []
+    for number, found in enumerate(seeded(run, count)):
+        anchor = Anchor(0, len(TEXT) - 1, (number, 77), TEXT, 0.8)
+        run.trunk.truncate(0, anchor.position)
+        (scored,) = run.trunk.score([tree_rows(anchor, found)])
+        run.trunk.drop_nodes(0)
+        row = engine.judge.row(anchor, found, scored.logits, run.settings.defaults.sampling)
+        decision = run.settings.policy.rule.decide(Rounds.from_row(row, anchor.key), engine.context)
+        path = decision.path(0)
+        first.append(int(row["node_token"][path[0]]) if path else int(decision.bonus[0]))
+    best, tokens = scored.logits[0].topk(4)
+    expected = (best / 0.8).softmax(-1).numpy() * count
+    seen = np.array([first.count(token) for token in tokens.tolist()])
+    assert seen.sum() == count
+    # 3 degrees of freedom, one in ten thousand
+    assert ((seen - expected) ** 2 / expected).sum() < 21.1

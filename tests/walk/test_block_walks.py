@@ -22,6 +22,17 @@ def test_walks_are_the_live_runs(tiny, tmp_path, block_drafter, kind, temperatur
     assert accepted > 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_answers_are_those_of_plain_decoding(tiny, tmp_path, block_drafter, temperature):
+    """Whatever the drafter, one seed gives one text under a rule that emits choices."""
+    given = {"temperature": temperature, "features": False, "max_new_tokens": 14, "branches": 2}
+    asked, texts = draft_runs.prompts(2), []
+    for number, drafter in enumerate(["none", *map(block_drafter, ("dflash", "dflash2", "dspark-rnn"))]):
+        path = draft_runs.record(tiny, asked, tmp_path / f"{number}.parquet", drafter=drafter, **given)
+        texts.append(list(draft_runs.trunks(draft_runs.rows(path)).values()))
+    assert all(text == texts[0] for text in texts)
+
+
 def test_several_lanes_draft_together(tiny, tmp_path, block_drafter):
     """Lanes of different lengths in one forward draft what each drafts alone."""
     given = {"drafter": block_drafter("dflash"), "features": False, "max_new_tokens": 12, "branches": 2}
