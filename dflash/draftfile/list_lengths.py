@@ -30,6 +30,10 @@ class _Fit:
         nodes[lengths < 0] = UNKNOWN
         return nodes
 
+    def offsets(self, nodes: Ints) -> Ints:
+        """Where lists begin that follow from where the nodes of each row begin."""
+        return self.times * (nodes + self.extra * np.arange(len(nodes), dtype=nodes.dtype))
+
     def __str__(self) -> str:
         return f"{self.times} x (nodes + {self.extra})" if self.extra else "nodes x 1"
 
@@ -39,11 +43,15 @@ def check_lengths(view: View) -> None:
     topk = view.limits.topk
     fits = {"node": _Fit(1, 0), "slot": _Fit(1, 1)} | ({"K per slot": _Fit(topk, 1)} if topk else {})
     known = np.full(view.table.num_rows, UNKNOWN)
+    begins: Ints | None = None
     for name in view.table.column_names:
         fit = fits.get(COLUMN[name].per) if name in COLUMN and COLUMN[name].is_list else None
         if fit is None:
             continue
-        lengths = view.lists(name).lengths
+        lists = view.lists(name)
+        if begins is not None and lists.absent is None and np.array_equal(lists.offsets, fit.offsets(begins)):
+            continue
+        lengths = lists.lengths
         nodes = fit.nodes(lengths)
         odd = (nodes != UNKNOWN) & ((nodes < 0) | ((known != UNKNOWN) & (nodes != known)))
         if odd.any():
@@ -51,6 +59,8 @@ def check_lengths(view: View) -> None:
             n = f" for {known[row]} nodes" if known[row] != UNKNOWN else ""
             view.fail(ListLength, f"{fit} elements in {name}", f"{lengths[row]}{n}", row)
         known = np.where(known == UNKNOWN, nodes, known)
+        if begins is None and lists.absent is None and COLUMN[name].per == "node":
+            begins = lists.offsets
 
 
 def check_draft_topk(view: View) -> None:

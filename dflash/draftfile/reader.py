@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +21,8 @@ from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.metadata import CHECKSUM, CHUNK_CHECKSUMS, FOOTER_DIGEST, Chunk, checksum, group_chunks
 from dflash.draftfile.requests import check_requests
 from dflash.draftfile.view import Limits, Place
+
+KEPT_UNUSED = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,13 @@ class DraftFile:
             if name not in self.schema.names:
                 raise ColumnUnknown(self.path, name, self.schema.names)
         limits, seen, rows = Limits.of(self.header), set[str](), 0
-        group = 0
+        group = decoded = 0
         for table in self._groups(names):
             # decoding leaves as much freed memory with Arrow as the row group takes
-            pa.default_memory_pool().release_unused()
+            decoded += table.nbytes
+            if decoded >= KEPT_UNUSED:
+                pa.default_memory_pool().release_unused()
+                decoded = 0
             check_rows(table, limits, Place(self.path, group))
             seen |= check_requests(table, seen, Place(self.path, group))
             rows, group = rows + table.num_rows, group + 1
@@ -176,3 +182,15 @@ def open_draft_file(path: Path | str) -> DraftFile:
         if parquet.metadata.num_rows != found.rows:
             raise RowsDisagree(f"{found.rows} rows", f"{parquet.metadata.num_rows} in the footer", path)
         return found
+
+
+def ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The same tables, each read in a thread of its own while the one before it is worked on."""
+    with ThreadPoolExecutor(1, "dflash-read") as thread:
+        coming = thread.submit(next, tables, None)
+        while (table := coming.result()) is not None:
+            coming = thread.submit(next, tables, None)
+            # as in `DraftFile.tables`
+            held = [table]
+            del table
+            yield held.pop()

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from dflash.draftfile.view import View, first
+from dflash.draftfile.view import Ints, View, first
 from dflash.draftfile.violations import AcceptedPath, ParentOrder
 
 NO_NODE = -9
+
+
+def chains(offsets: Ints, parent: Ints) -> bool:
+    """Whether every row is a single chain, its nodes in order.
+
+    Args:
+        offsets: `[rows + 1]` where the nodes of each row begin.
+        parent: `[nodes]` index of the parent within the row, -1 = anchor.
+    """
+    starts = offsets[:-1][offsets[1:] > offsets[:-1]]
+    breaks = parent[1:] - parent[:-1] != 1
+    breaks[starts[1:] - 1] = False
+    return not breaks.any() and bool((parent[starts] == -1).all())
 
 
 def check_parents(view: View) -> bool:
@@ -15,7 +28,11 @@ def check_parents(view: View) -> bool:
     if not view.has("node_parent"):
         return False
     lists = view.lists("node_parent")
-    parent, position = lists.values.to_numpy(zero_copy_only=False), lists.positions
+    parent = lists.values.to_numpy(zero_copy_only=False)
+    view.chains = chains(lists.offsets, parent)
+    if view.chains:
+        return True
+    position = lists.positions
     odd = (parent < -1) | (parent >= position)
     if odd.any():
         at = first(odd)
@@ -29,11 +46,13 @@ def check_accepted(view: View) -> None:
     if not view.has("accepted_nodes"):
         return
     accepted, nodes = view.lists("accepted_nodes"), view.lists("node_parent")
-    index = accepted.values.to_numpy(zero_copy_only=False).astype(np.int64)
+    index = accepted.values.to_numpy(zero_copy_only=False)
     counts, parents = nodes.counts, nodes.values.to_numpy(zero_copy_only=False)
+    if view.chains and (accepted.counts <= counts).all() and (index == accepted.positions).all():
+        return
     size = np.repeat(counts, accepted.counts)
     inside = (index >= 0) & (index < size)
-    flat = np.repeat(np.cumsum(counts) - counts, accepted.counts) + index
+    flat = np.repeat(nodes.offsets[:-1], accepted.counts) + index
     parent = np.append(parents, np.int16(NO_NODE))[np.where(inside, flat, -1)]
     before = np.where(accepted.positions == 0, -1, np.roll(index, 1))
     odd = ~inside | (parent != before)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dflash.draftfile.columns import COLUMN
 from dflash.draftfile.errors import DataError
 from dflash.draftfile.header import Header
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -46,42 +46,59 @@ class Limits:
         return cls(header.padded_vocab_size, min(header.store_topk, header.vocab_size), len(header.drafters))
 
 
-class Lists(NamedTuple):
-    """One column, flattened: its values and how many each row has, -1 for a null list."""
+@dataclass(frozen=True)
+class Lists:
+    """One column, flattened.
+
+    Attributes:
+        values: of all rows, one row after the other.
+        offsets: `[rows + 1]` where the values of each row begin.
+        absent: `[rows]` whether the list is null; None if none is.
+    """
 
     values: pa.Array
-    lengths: Ints
+    offsets: Ints
+    absent: Bools | None
 
-    @property
+    @cached_property
     def counts(self) -> Ints:
         """Values in each row; 0 for a null list."""
-        return np.maximum(self.lengths, 0)
+        return np.diff(self.offsets)
 
-    @property
+    @cached_property
+    def lengths(self) -> Ints:
+        """Values in each row; -1 for a null list."""
+        return self.counts if self.absent is None else np.where(self.absent, -1, self.counts)
+
+    @cached_property
     def rows(self) -> Ints:
         """The row of each value."""
-        return np.repeat(np.arange(len(self.lengths)), self.counts)
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
-    @property
+    @cached_property
     def positions(self) -> Ints:
         """The index of each value in its own row."""
-        counts = self.counts.astype(np.int32)
-        starts: Ints = np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
-        return np.arange(len(starts), dtype=np.int32) - starts
+        starts: Ints = np.repeat(self.offsets[:-1], self.counts)
+        return np.arange(len(starts), dtype=starts.dtype) - starts
 
     def row_of(self, place: int) -> int:
         """The row of one value."""
-        return int(np.searchsorted(np.cumsum(self.counts), place, side="right"))
+        return int(np.searchsorted(self.offsets[1:], place, side="right"))
 
 
 @dataclass(slots=True)
 class View:
-    """A table under inspection and the violations found so far."""
+    """A table under inspection and the violations found so far.
+
+    Attributes:
+        chains: whether every tree was found to be a single chain.
+    """
 
     table: pa.Table
     limits: Limits
     place: Place
     found: list[DataError] = field(default_factory=list)
+    chains: bool = False
     _lists: dict[str, Lists] = field(default_factory=dict)
 
     def has(self, *names: str) -> bool:
@@ -109,12 +126,21 @@ class View:
         self.found.append(kind(expected, found, self.place.path, self.place.row_group, row))
 
 
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """One array of a column, without a copy where it is one already."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _flatten(column: pa.ChunkedArray, is_list: bool) -> Lists:
-    whole = column.combine_chunks()
+    array = whole(column)
     if not is_list:
-        return Lists(whole, np.ones(len(whole), np.int64))
-    lengths = pc.list_value_length(whole).fill_null(-1).to_numpy(zero_copy_only=False)
-    return Lists(whole.flatten(), lengths.astype(np.int64))
+        return Lists(array, np.arange(len(array) + 1), None)
+    values, offsets = array.flatten(), array.offsets.to_numpy()
+    if not array.null_count:
+        return Lists(values, offsets - offsets[0], None)
+    absent = array.is_null().to_numpy(zero_copy_only=False)
+    counts = np.where(absent, 0, np.diff(offsets))
+    return Lists(values, np.concatenate(([0], np.cumsum(counts))), absent)
 
 
 def first(odd: Bools) -> int:

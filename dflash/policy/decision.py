@@ -94,6 +94,18 @@ def end_at(rounds: Rounds, last_node: I64, slot_token: Array, coin_tie: Bool | N
     ended = last_node >= 0
     count[ended] = rounds.node_depth[last_node[ended]]
     last_slot = np.where(ended, last_node + np.arange(1, len(rounds) + 1), rounds.root_slot)
+    return _decision(rounds, last_node, count, last_slot, slot_token, coin_tie)
+
+
+def end_after(rounds: Rounds, count: I64, slot_token: Array, coin_tie: Bool | None = None) -> Decision:
+    """Do as `end_at` does on chains, of which the first `count` nodes are accepted; `[R]`."""
+    last_node = np.where(count > 0, rounds.node_offsets[:-1] + count - 1, -1)
+    return _decision(rounds, last_node, count, rounds.root_slot + count, slot_token, coin_tie)
+
+
+def _decision(
+    rounds: Rounds, last_node: I64, count: I64, last_slot: I64, slot_token: Array, coin_tie: Bool | None
+) -> Decision:
     tie = np.zeros(len(rounds), dtype=bool) if coin_tie is None else coin_tie
     return Decision(rounds.trees, last_node, count, last_slot, slot_token[last_slot], tie)
 
@@ -111,8 +123,7 @@ def longest(rounds: Rounds, ok: Bool, slot_token: Array, score: F64 | None = Non
     """
     trees = rounds.trees
     if trees.chains:
-        count = trees.leading(ok)
-        return end_at(rounds, np.where(count > 0, rounds.node_offsets[:-1] + count - 1, -1), slot_token)
+        return end_after(rounds, trees.leading(ok), slot_token)
     alive = trees.along_path(ok)
     depth = np.where(alive, rounds.node_depth, 0)
     deepest = segment_max(depth, rounds.node_offsets, 0)

@@ -38,5 +38,4 @@ class Match(Rule):
 
 def equal_to(rounds: Rounds, slot_token: I64) -> Decision:
     """Accept the longest path of drafts equal to `slot_token` at their parent's slot, and emit it."""
-    token = rounds["node_token"]
-    return longest(rounds, (token == slot_token[rounds.parent_slot]) & (token >= 0), slot_token)
+    return longest(rounds, rounds.equal(slot_token), slot_token)

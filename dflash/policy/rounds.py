@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dflash.draftfile.view import whole
 from dflash.policy import topology
 from dflash.policy.errors import MissingColumns, NullColumn
 from dflash.policy.noise import F64, I64, U32, Purpose, coins
+from dflash.policy.topology import Bool
 from dflash.policy.trees import ALL, Array, Index, Trees
 
 if TYPE_CHECKING:
@@ -64,7 +67,7 @@ class Columns(Mapping[str, Array]):
         return len(self._made)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Rounds:
     """R rounds with N nodes and N + R slots; what belongs to the trees alone is in `trees`.
 
@@ -74,15 +77,14 @@ class Rounds:
         key: `[R, 2]` Philox key of the round's request.
         values: columns by draft-file name as stored (a null float is NaN, a null integer -1); top-k columns
             have one row of K a slot. Indexing the rounds gives the same, floats widened to float64.
+        source: the rounds that these were selected from, and the nodes that were kept.
     """
 
     trees: Trees
     anchor_position: I64
     key: U32
     values: Mapping[str, Array]
-    _wide: dict[str, Array] = field(default_factory=dict, repr=False)
-    _coins: dict[Purpose, F64] = field(default_factory=dict, repr=False)
-    _source: tuple[Rounds, Index] | None = field(default=None, repr=False)
+    source: tuple[Rounds, Index] | None = field(default=None, repr=False)
 
     @classmethod
     def build(
@@ -150,27 +152,41 @@ class Rounds:
         wanted = {"node_parent", "anchor_position", *columns}
         if missing := wanted.difference(table.column_names):
             raise MissingColumns(missing)
-        lists = _whole(table.column("node_parent"))
-        counts = _counts(lists)
+        lists = whole(table.column("node_parent"))
+        counts = list_counts(lists)
         per = {Per.NODE: counts, Per.SLOT: counts + 1}
 
         def make(name: str) -> Array:
-            return _flat(_whole(table.column(name)), per.get(column_per(name)))
+            return _flat(whole(table.column(name)), per.get(column_per(name)))
 
         names = sorted(wanted - {"node_parent", "anchor_position"})
-        anchors = _whole(table.column("anchor_position")).to_numpy(zero_copy_only=False)
+        anchors = whole(table.column("anchor_position")).to_numpy(zero_copy_only=False)
         return cls.build(counts, _flat(lists, counts), anchors.astype(np.int64), keys, Columns(names, make))
 
     def __len__(self) -> int:
         return len(self.trees)
 
     def __getitem__(self, column: str) -> Array:
+        if column not in self.values:
+            raise MissingColumns([column])
+        stored = self.values[column]
+        if stored.dtype != np.float32:
+            return stored
         if column not in self._wide:
-            if column not in self.values:
-                raise MissingColumns([column])
-            stored = self.values[column]
-            self._wide[column] = stored.astype(np.float64) if stored.dtype == np.float32 else stored
+            self._wide[column] = stored.astype(np.float64)
         return self._wide[column]
+
+    @cached_property
+    def _wide(self) -> dict[str, Array]:
+        return {}
+
+    @cached_property
+    def _coins(self) -> dict[Purpose, F64]:
+        return {}
+
+    @cached_property
+    def _equal(self) -> dict[int, tuple[Array, Bool]]:
+        return {}
 
     def present(self, column: str) -> Array:
         """Return a float column that must hold a value everywhere.
@@ -244,11 +260,20 @@ class Rounds:
         expanded = ~np.isnan(self["draft_lse"])
         return np.where(expanded, np.cumsum(expanded) - 1, -1)
 
+    def equal(self, slot_token: Array) -> Bool:
+        """Return whether each node is the token of `slot_token`, `[N + R]`, at its parent; `[N]`."""
+        if id(slot_token) not in self._equal:
+            token = self["node_token"]
+            same = (token == slot_token[self.parent_slot]) & (token >= 0)
+            # kept along, so that no other array can take its identity
+            self._equal[id(slot_token)] = (slot_token, same)
+        return self._equal[id(slot_token)][1]
+
     def coins(self, purpose: Purpose) -> F64:
         """Return the coin of every node for a purpose, from the request's key; a cut keeps them; `[N]`."""
         if purpose not in self._coins:
-            if self._source is not None:
-                rounds, nodes = self._source
+            if self.source is not None:
+                rounds, nodes = self.source
                 self._coins[purpose] = rounds.coins(purpose)[nodes]
             else:
                 places = (self.anchor_position, self.node_round, self.node_depth, self.path_hash)
@@ -261,8 +286,7 @@ class Rounds:
         def make(name: str) -> Array:
             return values[name] if name in values else self.values[name]
 
-        wide = {name: column for name, column in self._wide.items() if name not in values}
-        return replace(self, values=Columns([*self.values, *values], make), _wide=wide)
+        return replace(self, values=Columns([*self.values, *values], make))
 
     def select(self, rows: I64, nodes: Index, counts: I64) -> Rounds:
         """Keep some rounds and some of their nodes.
@@ -274,7 +298,7 @@ class Rounds:
         """
         index = _Index(self, self.trees.keep(rows, nodes, counts), rows, nodes)
         values = Columns(self.values, lambda name: self.values[name][index.of(column_per(name))])
-        return Rounds(index.kept, self.anchor_position[rows], self.key[rows], values, _source=(self, nodes))
+        return Rounds(index.kept, self.anchor_position[rows], self.key[rows], values, source=(self, nodes))
 
     def take(self, rows: I64) -> Rounds:
         """Keep whole rounds, in the order given."""
@@ -300,6 +324,11 @@ class _Index:
 
     def _slots(self) -> Index:
         rows, nodes = self._of[Per.ROUND], self._of[Per.NODE]
+        if nodes is ALL:
+            found = np.zeros(len(self.rounds.node_parent) + len(self.rounds), dtype=bool)
+            found[self.rounds.root_slot] = True
+            found[self.rounds.root_slot[rows]] = False
+            return np.logical_not(found, out=found)
         slots = np.empty(len(self.kept.node_parent) + len(self.kept), dtype=np.int64)
         slots[self.kept.root_slot] = self.rounds.root_slot[rows]
         slots[self.kept.node_slot] = self.rounds.node_slot[nodes]
@@ -327,12 +356,8 @@ def _as_stored(value: Any) -> Array:
     return stored
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """One array of the column, without a copy where it is one already."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _counts(lists: pa.ListArray) -> I64:
+def list_counts(lists: pa.ListArray) -> I64:
+    """Return how many values each list has, 0 for a null one."""
     counts: I64 = np.diff(lists.offsets.to_numpy()).astype(np.int64)
     if lists.null_count:
         counts[lists.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -340,7 +365,7 @@ def _counts(lists: pa.ListArray) -> I64:
 
 
 def _flat(lists: pa.Array, counts: I64 | None) -> Array:
-    """Concatenate the lists of a column; a null list becomes `counts` nulls."""
+    """Concatenate the lists of a column; a null list becomes nulls, as many as its `counts` ask for."""
     nested = hasattr(lists, "flatten") and hasattr(lists, "value_lengths")
     flat = lists.flatten() if nested else lists
     null: float = np.nan if str(flat.type) in ("float", "double", "halffloat") else -1
@@ -349,6 +374,11 @@ def _flat(lists: pa.Array, counts: I64 | None) -> Array:
     array: Array = flat.to_numpy(zero_copy_only=False)
     if not nested or counts is None or len(array) == counts.sum():
         return array
-    whole: Array = np.full(int(counts.sum()), null, dtype=array.dtype)
-    whole[np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), counts)] = array
-    return whole
+    valid = lists.is_valid().to_numpy(zero_copy_only=False)
+    # a top-k column has K values for each slot
+    each = len(array) // max(1, int(counts[valid].sum())) or 1
+    if len(array) == each * counts.sum():
+        return array
+    filled: Array = np.full(each * int(counts.sum()), null, dtype=array.dtype)
+    filled[np.repeat(valid, each * counts)] = array
+    return filled

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dflash.draftfile.tree_shape import chains
 from dflash.policy import topology
 from dflash.policy.noise import I64, U32, path_hashes
 from dflash.policy.topology import Bool
@@ -47,10 +48,9 @@ class Trees:
     @cached_property
     def chains(self) -> bool:
         """Whether every round is a single chain, its nodes in order."""
-        starts = self.node_offsets[:-1][self.counts > 0]
-        breaks = np.diff(self.node_parent) != 1
-        breaks[starts[1:] - 1] = False
-        return not breaks.any() and bool((self.node_parent[starts] == -1).all())
+        if self.recorded is not None and self.recorded[1] is ALL and self.recorded[0].chains:
+            return True
+        return chains(self.node_offsets, self.node_parent)
 
     @cached_property
     def node_round(self) -> I64:
@@ -144,8 +144,21 @@ class Trees:
             return topology.along_branches(self._branch_start, ok)
         return topology.ancestors_ok(self.parent_node, ok)
 
+    @cached_property
+    def width(self) -> int:
+        """Nodes of every round if all have as many, else 0."""
+        width = int(self.counts[0]) if len(self) else 0
+        return width if (self.counts == width).all() else 0
+
     def leading(self, ok: Bool) -> I64:
         """Return how many nodes of each chain are `ok` before the first that is not; `[R]`."""
+        if self.width:
+            alive = np.ones(len(self), dtype=bool)
+            count = np.zeros(len(self), dtype=np.int64)
+            for column in ok.reshape(-1, self.width).T:
+                alive &= column
+                count += alive
+            return count
         failed = np.flatnonzero(~ok)
         owner = self.node_round[failed]
         first = np.ones(len(failed), dtype=bool)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dflash.draftfile.reader import DraftFile
+from dflash.draftfile.reader import DraftFile, ahead
 from dflash.draftfile.summary import Kind
+from dflash.draftfile.view import whole
 from dflash.policy.context import RuleContext, context_from_header
 from dflash.policy.noise import I64, parse_rng_key
 from dflash.policy.registry import Policy
-from dflash.policy.rounds import Per, Rounds, column_per
+from dflash.policy.rounds import Per, Rounds, column_per, list_counts
 from dflash.policy.topology import Bool
 from dflash.replay.errors import RequestUnknown
 
@@ -46,9 +48,9 @@ class Part(NamedTuple):
     context: RuleContext
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
-    """The live rows of one row group, and its prefills if asked for, in file order.
+    """The live rows of one row group and its prefills, in file order.
 
     Attributes:
         owner: `[rows]` the request of each row, by place in `requests`.
@@ -60,6 +62,17 @@ class Batch:
     requests: tuple[Request, ...]
     owner: I64
     live: Bool
+
+    @cached_property
+    def accepted_count(self) -> I64:
+        """Nodes that the recording accepted in each row, 0 for null; `[rows]`."""
+        return list_counts(whole(self.table["accepted_nodes"]))
+
+    @cached_property
+    def emitted(self) -> int:
+        """Tokens that the recording kept in the live rows."""
+        kept = whole(self.table["emitted"]).fill_null(0).to_numpy(zero_copy_only=False)
+        return int(kept[self.live].sum())
 
     def only_live(self) -> Batch:
         """Return the batch without its prefill rows; the requests stay."""
@@ -74,32 +87,28 @@ class Batch:
 
     def parts(self, rounds: Rounds) -> list[Part]:
         """Split the live rounds by context, which a request may change; `rounds` are those of `rounds()`."""
-        contexts = list(dict.fromkeys(request.context for request in self.requests))
+        contexts = _distinct([request.context for request in self.requests])
         kind = np.array([contexts.index(request.context) for request in self.requests], dtype=np.int64)
         parts = []
         for index, context in enumerate(contexts):
             rows = np.flatnonzero(self.live & (kind[self.owner] == index))
-            if len(rows) == len(rounds):
-                return [Part(rows, self.owner, rounds, context)]
             if len(rows):
                 parts.append(Part(rows, self.owner[rows], rounds.take(rows), context))
         return parts
 
 
-def batches(file: DraftFile, columns: Iterable[str], prefills: bool = False) -> Iterator[Batch]:
+def batches(file: DraftFile, columns: Iterable[str]) -> Iterator[Batch]:
     """Read the decided rows of a file, one row group at a time.
 
     Args:
         columns: beside those of the identity and the tree.
-        prefills: bring the prefill rows along.
 
     Raises:
         RequestUnknown: a request does not say its key or its sampling.
     """
-    for table in file.tables(read_columns(file, columns)):
+    for table in ahead(file.tables(read_columns(file, columns))):
         kind = table["kind"].to_numpy()
-        batch = decided_batch(file, table, (kind == Kind.PREFILL) | (kind == Kind.LIVE))
-        yield batch if prefills else batch.only_live()
+        yield decided_batch(file, table, (kind == Kind.PREFILL) | (kind == Kind.LIVE))
 
 
 def read_columns(file: DraftFile, columns: Iterable[str]) -> list[str]:
@@ -110,10 +119,10 @@ def read_columns(file: DraftFile, columns: Iterable[str]) -> list[str]:
 
 def decided_batch(file: DraftFile, table: pa.Table, keep: Bool) -> Batch:
     """Make a batch of some rows of a row group, the prefill of every request among them."""
-    decided = table.filter(pa.array(keep))
+    decided = table if keep.all() else table.filter(pa.array(keep))
     owner, starts = _owners(decided)
-    heads = decided.select(["request_id", "request_info"]).take(pa.array(starts)).to_pylist()
-    requests = tuple(_request(file, head["request_id"], head["request_info"]) for head in heads)
+    heads = decided.select(["request_id", "request_info"]).take(pa.array(starts))
+    requests = _requests(file, *(heads[name].to_pylist() for name in heads.column_names))
     return Batch(file, decided, requests, owner, decided["kind"].to_numpy() == Kind.LIVE)
 
 
@@ -132,13 +141,25 @@ def _owners(table: pa.Table) -> tuple[I64, I64]:
     return np.cumsum(changed) - 1, np.flatnonzero(changed)
 
 
-def _request(file: DraftFile, request_id: str, text: str | None) -> Request:
-    if text is None:
-        raise RequestUnknown(request_id, "text")
-    info: dict[str, Any] = json.loads(text)
-    if "rng_key" not in info:
-        raise RequestUnknown(request_id, "rng_key")
-    sampling = info.get("sampling", {})
-    temperature = float(sampling["temperature"]) if "temperature" in sampling else None
-    context = context_from_header(file.header.raw, temperature)
-    return Request(request_id, parse_rng_key(info["rng_key"]), context, info)
+def _requests(file: DraftFile, names: Sequence[str], texts: Sequence[str | None]) -> tuple[Request, ...]:
+    for name, text in zip(names, texts, strict=True):
+        if text is None:
+            raise RequestUnknown(name, "text")
+    # one document is parsed several times as fast as one a request
+    infos: list[dict[str, Any]] = json.loads(f"[{','.join(text for text in texts if text is not None)}]")
+    contexts: dict[float | None, RuleContext] = {}
+    found = []
+    for name, info in zip(names, infos, strict=True):
+        if "rng_key" not in info:
+            raise RequestUnknown(name, "rng_key")
+        own = info.get("sampling", {}).get("temperature")
+        if own not in contexts:
+            contexts[own] = context_from_header(file.header.raw, None if own is None else float(own))
+        found.append(Request(name, parse_rng_key(info["rng_key"]), contexts[own], info))
+    return tuple(found)
+
+
+def _distinct(contexts: Sequence[RuleContext]) -> list[RuleContext]:
+    """The contexts that differ; most requests of a row group share one object."""
+    objects = {id(context): context for context in contexts}
+    return list(dict.fromkeys(objects.values()))

@@ -54,7 +54,7 @@ def rejudge(
         columns = {*columns_of(policies, file), *TALLY_COLUMNS, *more}
         if checker is not None:
             columns |= {*columns_of([recorded], file), *CHECK_COLUMNS}
-        for batch in batches(file, columns, prefills=checker is not None):
+        for batch in batches(file, columns):
             rounds = batch.rounds(columns)
             parts = batch.parts(rounds)
             for policy, tally in zip(policies, tallies, strict=True):

@@ -13,7 +13,7 @@ from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
 from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
-from dflash.policy.topology import segment_max
+from dflash.policy.topology import Bool
 from dflash.replay.batch import Batch, Part
 
 TALLY_COLUMNS = ("node_token", "slot_choice", "accepted_nodes", "emitted")
@@ -81,12 +81,10 @@ class Tally:
 
     def add(self, batch: Batch, parts: Sequence[Part], judged: Sequence[Judged]) -> None:
         """Count one row group."""
-        lists = batch.table["accepted_nodes"].combine_chunks()
-        recorded = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        kept = batch.table["emitted"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
-        self.emitted += int(kept[batch.live].sum())
+        self.emitted += batch.emitted
         for part, item in zip(parts, judged, strict=True):
-            self.changed += int((item.decision.accepted_count != recorded[part.rows]).sum())
+            changed = item.decision.accepted_count != batch.accepted_count[part.rows]
+            self.changed += int(np.count_nonzero(changed))
             self.contexts.add(part.context)
         self.count([part.owner for part in parts], judged, len(batch.requests))
 
@@ -95,7 +93,7 @@ class Tally:
         lengths, reached = [], []
         for owner, item in zip(owners, judged, strict=True):
             accepted = item.decision.accepted_count
-            depth = segment_max(item.rounds.node_depth, item.rounds.node_offsets, 0)
+            depth = item.rounds.trees.tree_depth
             lengths.append(_by_request(owner, accepted, requests))
             reached.append(_by_request(owner, np.minimum(accepted + 1, depth), requests))
             self._count(item.rounds, item.decision)
@@ -108,11 +106,8 @@ class Tally:
         self.nodes += len(rounds.node_parent)
         self.unknown_bonus += int((decision.bonus < 0).sum())
         self.coin_ties += int(decision.coin_tie.sum())
-        # a cut that keeps a later sibling keeps the first
-        self.branching |= bool(rounds.node_rank.any())
-        chosen = rounds["slot_choice"][rounds.parent_slot]
-        off = decision.accepted & (rounds["node_token"] != chosen)
-        self.off_choice += int(np.count_nonzero(np.bincount(rounds.node_round[off])))
+        self.branching |= rounds.trees.branching
+        self.off_choice += int(np.count_nonzero(_off_choice(rounds, decision)))
 
     def lengths(self) -> I64:
         """Return rounds by request and accepted length: `[requests, longest + 1]`."""
@@ -121,6 +116,17 @@ class Tally:
     def reached(self) -> I64:
         """Return rounds by request and deepest depth tried, min(accepted + 1, depth of the tree)."""
         return _concatenated(self._reached)
+
+
+def _off_choice(rounds: Rounds, decision: Decision) -> Bool:
+    """Return whether each round accepts a token other than the target's choice; `[R]`."""
+    chosen = rounds.equal(rounds["slot_choice"])
+    if rounds.trees.chains:
+        return np.asarray(decision.accepted_count > rounds.trees.leading(chosen))
+    nodes = decision.accepted_nodes
+    off = np.zeros(len(rounds), dtype=bool)
+    off[rounds.node_round[nodes[~chosen[nodes]]]] = True
+    return off
 
 
 def stacked_sum(parts: Sequence[I64], rows: int) -> I64:
