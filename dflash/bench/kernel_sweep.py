@@ -42,22 +42,20 @@ def compiled_parts(shape: Shape) -> Iterator[Tile]:
     widths = {16: [16], 32: [16, 32], 64: [64], 128: [64, 128], 256: [64, 128]}[rows]
     if regime == "short" and rows == 64:
         widths = [16, 32, 64]
-    two = [False] if regime == "short" else [False, True]
-    for block_m, block_n, stages, loops in itertools.product(widths, [32, 64], [3, 4], two):
-        fetch = {"short": [256], "long": [0, 256]}.get(regime, [0])
-        if (block_n == 32 and (block_m != 64 or stages == 3)) or (block_m == 128 and stages == 4):
+    for block_m, block_n, stages, loops in itertools.product(widths, [32, 64, 128], [2, 3, 4], [False, True]):
+        fetch = {"short": [64, 128], "long": [0, 64, 256]}.get(regime, [0])
+        if (block_n == 128) > loops or (block_n == 32 and block_m != 64) or block_n * stages > 384:
             continue
         for prefetch in fetch:
             warps, ticket = 8 if block_m == 128 else 4, regime in ("wave", "full")
-            yield Tile(
-                block_m, block_n, warps, stages, 0, 0, ticket, 1, 16, prefetch=prefetch, two_loops=loops
-            )
+            found = Tile(block_m, block_n, warps, stages, 0, 0, ticket, 1, 16, two_loops=loops)
+            yield found._replace(prefetch=prefetch, merge_warps=2 if ticket else 1)
 
 
 def merge_parts(tile: Tile) -> Iterator[Tile]:
     """Other ways to merge what one tile leaves."""
     for half, (rows, splits, warps) in itertools.product(
-        [False, True], [(1, 16, 2), (1, 32, 4), (2, 8, 2), (2, 16, 4)]
+        [False, True], [(1, 16, 1), (1, 32, 1), (2, 8, 1), (2, 16, 1), (1, 16, 2)]
     ):
         yield tile._replace(half=half, merge_rows=rows, merge_splits=splits, merge_warps=warps)
 
