@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash.drafters.base import Anchor, Proposal, SlotLaw
+from dflash.drafters.base import Anchor, Proposal, ProposalKind, SlotLaw
 from dflash.drafters.race import slot_law
 from dflash.draftfile.summary import Kind
 from dflash.policy.context import RuleContext
@@ -58,4 +58,4 @@ def proposal_of(row: Stored, context: RuleContext) -> Proposal:
 
 def knows_q(context: RuleContext) -> bool:
     """Whether sampled drafts follow one law that the file holds whole."""
-    return context.sampled and context.q_complete and context.proposal != "mixed"
+    return context.sampled and context.q_complete and context.proposal is not ProposalKind.MIXED
