@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Entry] = {
     "cat": Entry("dflash.cli.cat:cat", "Print recorded rounds: trees as text, ndjson or csv."),
     "doctor": Entry("dflash.cli.doctor:doctor", "Examine draft files for every kind of damage."),
     "recover": Entry("dflash.cli.recover:recover", "Make a draft file of a broken recording's journal."),
+    "train": Entry("dflash.cli.train:train", "Train a drafter, from the target's own words or recordings."),
     "models": Entry("dflash.cli.models:models", "List, fetch and remove target models."),
     "policies": Entry("dflash.cli.policies:policies", "List acceptance rules and their parameters."),
     "schema": Entry("dflash.cli.schema:schema", "Show the columns of the draft-file format."),

@@ -1,0 +1,18 @@
+"""A tiny target, and texts that it wrote."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_model import write_tiny
+
+from dflash.target.load import load_target
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder):
+    return load_target(str(tiny_folder))
