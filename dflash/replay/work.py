@@ -113,8 +113,7 @@ class Work(Collector):
         context = rounds.anchor_position + 1.0
         count = np.bincount(owner, minlength=requests).astype(np.float64)
         mean = np.bincount(owner, weights=context, minlength=requests) / np.maximum(1.0, count)
-        place, cell = np.unique(owner * len(kinds) + kind, return_inverse=True)
-        times = np.bincount(cell, minlength=len(place))
+        place, times = _counted(owner * len(kinds) + kind, requests * len(kinds))
         request, which = place // max(1, len(kinds)), place % max(1, len(kinds))
         depth, width, nodes = kinds[which].T
         profile, batch = self.model.step_time, self.model.batch
@@ -187,8 +186,20 @@ def _kinds(rounds: Rounds) -> tuple[I64, I64]:
     """Return the different (depth, branches, nodes) of the trees, and which of them each round has."""
     trees = rounds.trees
     nodes, depth = trees.counts, trees.tree_depth
-    width = leaves(rounds) if trees.branching else (nodes > 0).astype(np.int64)
+    if not trees.branching:
+        chain = np.arange(int(nodes.max(initial=0)) + 1)
+        return np.stack((chain, np.minimum(chain, 1), chain), axis=1), nodes
+    width = leaves(rounds)
     spread = int(nodes.max(initial=0)) + 1
     codes, kind = np.unique((depth * spread + width) * spread + nodes, return_inverse=True)
     kinds = np.stack((codes // spread**2, codes // spread % spread, codes % spread), axis=1)
     return kinds, kind
+
+
+def _counted(codes: I64, size: int) -> tuple[I64, I64]:
+    """Return the different codes below `size`, ascending, and how often each occurs."""
+    if size > 4 * len(codes) + 1024:
+        return np.unique(codes, return_counts=True)
+    times = np.bincount(codes, minlength=size)
+    found = np.flatnonzero(times)
+    return found, times[found]
