@@ -150,6 +150,12 @@ _LIMIT = 2**31 - 1
     help="[default: float32 on a CPU, else bfloat16]",
 )
 @click.option("--no-text", is_flag=True, help="Keep no prompt text in the file.")
+@click.option(
+    "--cost",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PROFILE.json",
+    help="Step times, for controls that predict them and for the header.",
+)
 @click.option("--no-host", is_flag=True, help="Keep no machine name in the file.")
 @click.option(
     "--sync-seconds",

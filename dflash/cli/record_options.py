@@ -19,6 +19,7 @@ from dflash.errors import UsageError
 from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import parse_policy
 from dflash.policy.temperature import TEMPERATURES, is_temperature
+from dflash.replay.cost import load_cost
 from dflash.target.load import Target, load_target
 from dflash.target.sampling import Sampling
 
@@ -67,6 +68,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         sync_seconds=options["sync_seconds"],
         resume=options["resume"],
         fan=fan,
+        step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,
     )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
+from dflash.engine.cut import rounds_of, trimmed
 from dflash.engine.lane import Lane
 from dflash.policy.control.base import Load
 from dflash.policy.control.controller import Controller, Outcome, frame_of
+from dflash.policy.control.cut import rule_at, survivals, verified
 from dflash.policy.registry import Policy
 from dflash.policy.rule import Rule
 from dflash.policy.shape import Shape
@@ -20,11 +21,16 @@ from dflash.policy.step_time import StepTime
 
 
 class Turn(NamedTuple):
-    """How one lane's next round runs; `state` is the `control_state` that decided it."""
+    """How one lane's next round runs; `state` is what decided it, None under static control."""
 
     shape: DraftShape
     rule: Rule
-    state: str | None
+    state: dict[str, Any] | None
+
+    @property
+    def text(self) -> str | None:
+        """The `control_state` column."""
+        return None if self.state is None else json.dumps(self.state, sort_keys=True, allow_nan=False)
 
 
 class Result(NamedTuple):
@@ -44,6 +50,7 @@ class LaneControl:
         self.policy = policy
         frame = frame_of(policy.rule, policy.shape, Shape(largest.length, largest.branches), step_time)
         self._controller = Controller(policy.control, frame, lanes)
+        self._survival = np.empty(0)
 
     def open(self, lane: Lane) -> None:
         """A request starts in this lane."""
@@ -52,27 +59,40 @@ class LaneControl:
     def turns(self, lanes: Sequence[Lane]) -> list[Turn]:
         """Ask for the next round of these lanes, which share a step."""
         context = float(np.mean([len(lane.trunk) for lane in lanes]))
-        asked = self._controller.ask(_indices(lanes), Load(len(lanes), context))
+        asked = self._asked = self._controller.ask(_indices(lanes), Load(len(lanes), context))
         shapes = zip(asked.length.tolist(), asked.branches.tolist(), asked.t.tolist(), strict=True)
         return [
             Turn(DraftShape(length, branches), self._rule(t), self._state(lane))
             for lane, (length, branches, t) in zip(lanes, shapes, strict=True)
         ]
 
+    def admit(
+        self, anchors: Sequence[Anchor], proposals: Sequence[Proposal], turns: Sequence[Turn]
+    ) -> list[Proposal]:
+        """Cut drafted trees to what is worth verifying."""
+        shape, reads = self.policy.shape, bool(self.policy.control.columns)
+        if not reads and shape.after_drafting.whole:
+            return list(proposals)
+        if reads:
+            rounds = rounds_of(anchors, proposals)
+            self._survival = survivals(rounds)
+            for turn, drafted in zip(turns, np.split(self._survival, rounds.node_offsets[1:-1]), strict=True):
+                if turn.state is not None:
+                    turn.state["drafted"] = drafted.tolist()
+        asked = self._asked
+        return trimmed(anchors, proposals, lambda rounds: verified(rounds, shape, asked))
+
     def tell(self, lanes: Sequence[Lane], turns: Sequence[Turn], results: Sequence[Result]) -> None:
         """Take in what the rounds of one step came to."""
         accepted, drafted = np.array(results, dtype=np.int64).T
         length = np.array([turn.shape.length for turn in turns], dtype=np.int64)
-        self._controller.tell(_indices(lanes), Outcome(accepted, drafted, length))
+        self._controller.tell(_indices(lanes), Outcome(accepted, drafted, length, self._survival))
 
     def _rule(self, t: float) -> Rule:
-        rule: Any = self.policy.rule
-        return replace(rule, t=t) if self.policy.control.moves_threshold else rule
+        return rule_at(self.policy.rule, t) if self.policy.control.moves_threshold else self.policy.rule
 
-    def _state(self, lane: Lane) -> str | None:
-        if not self.policy.control.adaptive:
-            return None
-        return json.dumps(self._controller.facts(lane.index), sort_keys=True, allow_nan=False)
+    def _state(self, lane: Lane) -> dict[str, Any] | None:
+        return self._controller.facts(lane.index) if self.policy.control.adaptive else None
 
 
 def propose_each(drafter: Drafter, anchors: Sequence[Anchor], shapes: Sequence[DraftShape]) -> list[Proposal]:

@@ -17,6 +17,7 @@ from dflash import __version__
 from dflash.drafters.base import Drafter, ProposalKind
 from dflash.engine.features import FINGERPRINT
 from dflash.policy.registry import Policy
+from dflash.policy.step_time import StepTime
 from dflash.target.load import Target
 from dflash.target.sampling import Sampling
 
@@ -36,6 +37,7 @@ class RunSettings:
     keep_host: bool = True
     dense: bool = False
     shard: tuple[int, int] | None = None
+    step_time: StepTime | None = None
 
 
 def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str
         "lanes": run.lanes,
         "shard": {"index": run.shard[0], "count": run.shard[1]} if run.shard else None,
         "rng": {"scheme": "philox4x32-10", "version": 1},
-        "engine": engine_facts(target),
+        "engine": {**engine_facts(target), **_profile(run)},
         "git": git_facts(),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node() if run.keep_host else None,
@@ -88,6 +90,10 @@ def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:
     taps = [{"layer": tap, "point": points[tap], "hidden_states": tap} for tap in run.taps]
     projection = f"signs of Philox4x32-10, {FINGERPRINT} a token, over sqrt(taps x hidden)"
     return {"mode": "fingerprint", "hidden": hidden, "taps": taps, "projection": projection}
+
+
+def _profile(run: RunSettings) -> Mapping[str, Any]:
+    return {} if run.step_time is None else {"step_time_profile": run.step_time.to_dict()}
 
 
 def engine_facts(target: Target) -> Mapping[str, Any]:

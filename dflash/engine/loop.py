@@ -12,9 +12,9 @@ import torch
 
 from dflash.drafters.base import Drafter, Proposal
 from dflash.engine.control import LaneControl, Result, Turn, propose_each
-from dflash.engine.cut import trimmed
 from dflash.engine.dense import DensePass, anchor_at, tree_rows
 from dflash.engine.features import Fingerprint
+from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
 from dflash.engine.request import Request
@@ -24,6 +24,7 @@ from dflash.target.load import Target
 from dflash.target.model import Rows, TrunkModel
 
 PREFILL, LIVE = 2, 0
+ROUNDS_BETWEEN_RETURNS = 64
 
 
 class Conversation(Protocol):
@@ -189,9 +190,7 @@ class Engine:
         anchors = [anchor_at(lane, len(lane.trunk) - 1) for lane in lanes]
         turns = self.control.turns(lanes)
         proposals = propose_each(self.drafter, anchors, [turn.shape for turn in turns])
-        after = self.control.policy.shape.after_drafting
-        if not after.whole:
-            proposals = trimmed(anchors, proposals, after.cut)
+        proposals = self.control.admit(anchors, proposals, turns)
         synchronise(self.target.device)
         drafted = perf_counter()
         scored = self.trunk.score(
@@ -216,6 +215,8 @@ class Engine:
             sink.row(lane, row)
         self.control.tell(lanes, turns, results)
         self._step += 1
+        if self._step % ROUNDS_BETWEEN_RETURNS == 0:
+            give_back()
 
     def _settle(self, lane: Lane, row: Row, seen: Rows, turn: Turn) -> Result:
         """Decide from the row as stored, commit the accepted path, emit."""
@@ -231,7 +232,7 @@ class Engine:
             "draft_length": int(rounds.node_depth.max(initial=0)),
             "branches": _leaves(row["node_parent"]),
             "context_length": len(lane.trunk),
-            "control_state": turn.state,
+            "control_state": turn.text,
         }
         kept = [0, *(node + 1 for node in path)]
         self.trunk.commit(lane.index, kept)

@@ -229,7 +229,8 @@ class Session:
 
     def _refuse_cuts(self) -> None:
         """Refuse cuts by a confidence that a drafter does not state."""
-        asked = self.settings.policy.shape.after_drafting.cuts()
+        policy = self.settings.policy
+        asked = policy.shape.after_drafting.cuts() | ({"survival"} & set(policy.control.varies))
         for drafter in self.drafter.headers():
             if unknown := sorted(asked - set(drafter["cuts"])):
                 raise UsageError(
@@ -250,6 +251,7 @@ class Session:
             taps=self.taps,
             keep_host=settings.keep_host,
             dense=settings.dense,
+            step_time=settings.step_time,
         )
 
 

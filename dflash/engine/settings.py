@@ -12,7 +12,9 @@ from dflash.draftfile.journal import SYNC_SECONDS
 from dflash.engine.chat import Defaults
 from dflash.errors import UsageError
 from dflash.policy.context import DraftSampling, RuleContext
+from dflash.policy.control.controller import frame_of
 from dflash.policy.registry import Policy
+from dflash.policy.shape import Shape
 from dflash.policy.step_time import StepTime
 
 
@@ -59,6 +61,18 @@ class RecordSettings:
                 raise UsageError(
                     f"The policy asks for {name} {asked}, expected at most {bound}; raise --{name}."
                 )
+
+        self._check_control()
+
+    def _check_control(self) -> None:
+        """Refuse a control that lacks what it needs, before a model is loaded."""
+        control, largest = self.policy.control, Shape(self.length, self.branches)
+        control.scheduler(frame_of(self.policy.rule, self.policy.shape, largest, self.step_time), 1)
+        if self.resume and control.streams:
+            raise UsageError(
+                f"The control {control.name} carries its state from request to request, which a resumed run "
+                "would start anew; record again, or use a control of scope request."
+            )
 
     def _check_fan(self) -> None:
         if self.fan is None:

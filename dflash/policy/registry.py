@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from typing import Any
 
 from dflash.policy.catalogue import CONTROLS, DEFAULT_RULE, RULES, find_rule, policies
@@ -75,15 +75,16 @@ class Policy:
     def needs(self, context: RuleContext) -> tuple[str, ...]:
         """Return the columns that cutting and deciding read in this context."""
         coins = ("node_uniform",) if context.coins is stored_coins else ()
-        return tuple(dict.fromkeys((*self.rule.needs(context), *self.shape.needs(context), *coins)))
+        own = (*self.rule.needs(context), *self.shape.needs(context), *self.control.columns)
+        return tuple(dict.fromkeys((*own, *coins)))
 
     def is_lossless(self, context: RuleContext) -> bool:
         """Return whether emitted tokens follow the target's law in this context.
 
         A rule that takes q for the law of a draft loses that where a cut has looked at the draft.
         """
-        peeking = self.rule.judges_q(context) and self.shape.peeks(context)
-        return self.rule.is_lossless(context) and not peeking
+        peeking = self.rule.judges_q(context) and self._peeks(context)
+        return all(rule.is_lossless(context) for rule in self.control.extremes(self.rule)) and not peeking
 
     def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
         """Return how a walk under this policy would relate to a live run.
@@ -92,17 +93,24 @@ class Policy:
             context: of the recording.
             trees: whether any round branches.
         """
-        exactness = self.rule.exactness_in(context, trees)
+        found = {rule.exactness_in(context, trees) for rule in self.control.extremes(self.rule)}
         # the law along a trunk is known for chains of fixed length alone
-        varying = exactness is Exactness.LAW and self.shape.cuts() & set(SCORED)
-        return Exactness.REJUDGE if varying else exactness
+        varying = self.control.adaptive or self.shape.cuts() & set(SCORED)
+        if len(found) > 1 or (Exactness.LAW in found and varying):
+            return Exactness.REJUDGE
+        return found.pop()
 
     def remarks(self, context: RuleContext) -> tuple[str, ...]:
         """Return what a reader of the result must know in this context."""
         found = self.rule.remark(context)
-        peeking = sorted(self.shape.peeks(context)) if self.rule.judges_q(context) else []
+        peeking = sorted(self._peeks(context)) if self.rule.judges_q(context) else []
         lossy = f"lossy: the cut by {', '.join(peeking)} looks at drafted tokens before they are judged"
         return (*([found] if found else []), *([lossy] if peeking else []))
+
+    def _peeks(self, context: RuleContext) -> set[str]:
+        """Return the cuts that look at a token before it is judged, those of the control among them."""
+        admits = "survival" in self.control.varies
+        return (replace(self.shape, survival=1.0) if admits else self.shape).peeks(context)
 
 
 def parse_policy(text: str, extra: Mapping[str, str] | None = None) -> Policy:

@@ -17,7 +17,7 @@ def profiled(files: Sequence[DraftFile], profile: StepTime) -> list[DraftFile]:
 
 def _profiled(file: DraftFile, profile: StepTime) -> DraftFile:
     engine = file.header.raw["engine"]
-    if engine.get("step_time") is not None:
+    if engine.get("step_time_profile") is not None:
         return file
-    engine = {**engine, "step_time": profile.to_dict()}
+    engine = {**engine, "step_time_profile": profile.to_dict()}
     return replace(file, header=Header({**file.header.raw, "engine": engine}))

@@ -145,7 +145,7 @@ def _drafts_live(policy: Policy, file: DraftFile) -> bool:
     """Return whether each drafter, asked for the policy's shape, would draft the recorded tree, cut."""
     largest = largest_shape(file)
     asked = policy.shape.filled(largest)
-    cuts = asked.cuts(largest)
+    cuts = asked.cuts(largest) | set(policy.control.varies)
     exact = [drafter.get("cuts") for drafter in file.header.drafters]
     return all(known is None or cuts <= set(known) for known in exact)
 

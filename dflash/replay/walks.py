@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash.draftfile.reader import DraftFile
 from dflash.policy.control.controller import Controller, frame_of
@@ -13,18 +15,50 @@ from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
 from dflash.policy.shape import Shape
 from dflash.policy.step_time import StepTime
+from dflash.policy.topology import Bool
 from dflash.replay.batch import Part, columns_of
 from dflash.replay.check import LISTED
 from dflash.replay.controlled import ControlledWalk
 from dflash.replay.dense import DenseBatch, dense_batches
 from dflash.replay.law_exact import LAW_COLUMNS, Lengths, joined, lengths, reach
 from dflash.replay.near_ties import NearTie
-from dflash.replay.rejudge import Judged
 from dflash.replay.result import PolicyRow, WalkFacts, open_row, tally_row
 from dflash.replay.statistics import per_round, resampled, tau
 from dflash.replay.tally import Collector, Tally
 from dflash.replay.verdicts import VerdictWriter
 from dflash.replay.walk import WALK_COLUMNS, Walked, marked, walk
+
+Narrow = npt.NDArray[np.integer[Any]]
+
+
+class Mark(NamedTuple):
+    """What is kept of a walk until it is known where the others end, small since there may be many.
+
+    Attributes:
+        rows: `[V]` visited rows, int32.
+        owner: `[V]` request of each, int32.
+        accepted: `[V]` nodes accepted, int16; `tried` min(accepted + 1, depth of the tree) likewise.
+        left_trunk: `[V]` where the walk left its trunk.
+    """
+
+    rows: Narrow
+    owner: Narrow
+    accepted: Narrow
+    tried: Narrow
+    left_trunk: Bool
+
+    @classmethod
+    def of(cls, walked: Walked) -> Mark:
+        """Mark the rounds of a walk."""
+        accepted = walked.decision.accepted_count
+        tried = np.minimum(accepted + 1, walked.rounds.trees.tree_depth)
+        return cls(
+            walked.rows.astype(np.int32),
+            walked.owner.astype(np.int32),
+            accepted.astype(np.int16),
+            tried.astype(np.int16),
+            walked.left_trunk,
+        )
 
 
 @dataclass(slots=True)
@@ -44,30 +78,36 @@ class WalkTally:
     outputs: list[I64] = field(default_factory=list)
     left_trunk: int = 0
     clipped: int = 0
-    near_ties: list[NearTie] = field(default_factory=list)
+    near_ties: int = 0
+    listed: list[NearTie] = field(default_factory=list)
 
-    def add(self, dense: DenseBatch, walked: Sequence[Walked], last: I64) -> None:
-        """Count one row group.
-
-        Args:
-            last: `[requests]` the last row at which every policy is still on the trunk.
-        """
+    def add(self, dense: DenseBatch, walked: Sequence[Walked]) -> None:
+        """Count one row group."""
         requests = len(dense.outputs)
         kept, covered = np.zeros(requests, dtype=np.int64), np.zeros(requests, dtype=np.int64)
-        common = []
         for item in walked:
             np.add.at(kept, item.owner, item.kept)
             covered += item.covered
             self.left_trunk += int(item.left_trunk.sum())
             self.clipped += item.clipped
-            self.near_ties += item.near_ties
-            common.append(np.flatnonzero(item.rows <= last[item.owner]))
+            self.near_ties += len(item.near_ties)
+            self.listed += item.near_ties[: LISTED - len(self.listed)]
         self.all.count([item.owner for item in walked], walked, requests)
-        owners = [item.owner[rows] for item, rows in zip(walked, common, strict=True)]
-        shared = [_some(item, rows) for item, rows in zip(walked, common, strict=True)]
-        self.common.count(owners, shared, requests)
         for found, value in ((self.kept, kept), (self.covered, covered), (self.outputs, dense.outputs)):
             found.append(value)
+
+    def add_common(self, marks: Sequence[Mark], last: I64) -> None:
+        """Count the rounds of one row group that all policies share.
+
+        Args:
+            last: `[requests]` the last row at which every policy is still on the trunk.
+        """
+        shared = [mark.rows <= last[mark.owner] for mark in marks]
+        owners, accepted, tried = (
+            [column[rows].astype(np.int64) for column, rows in zip(columns, shared, strict=True)]
+            for columns in zip(*((mark.owner, mark.accepted, mark.tried) for mark in marks), strict=True)
+        )
+        self.common.count_depths(owners, accepted, tried, len(last))
 
 
 def walk_all(
@@ -93,13 +133,17 @@ def walk_all(
         for dense in dense_batches(file, columns):
             parts = [marked(dense, part) for part in dense.batch.parts(dense.batch.rounds(columns))]
             tolerance = file.header.tie_tolerance
-            found = [walker.walk(dense, parts, tolerance, strict) for walker in walkers]
-            last = _last_common(dense, found)
-            for policy, tally, walked in zip(policies, tallies, found, strict=True):
+            marks: list[list[Mark]] = []
+            for policy, walk_on, tally in zip(policies, walkers, tallies, strict=True):
+                walked = walk_on.walk(dense, parts, tolerance, strict)
                 tally.all.contexts.update(part.context for part in parts)
-                tally.add(dense, walked, last)
+                tally.add(dense, walked)
+                marks.append([Mark.of(item) for item in walked])
                 if verdicts is not None:
                     verdicts.add(str(policy), dense.batch, [item.rows for item in walked], walked)
+            last = _last_common(dense, marks)
+            for tally, some in zip(tallies, marks, strict=True):
+                tally.add_common(some, last)
             progress()
     wholes = resampled([tally.all for tally in tallies])
     # alone a policy has nobody to share rounds with
@@ -134,23 +178,18 @@ def walker(policy: Policy, file: DraftFile) -> StaticWalk | ControlledWalk:
     if not policy.control.adaptive:
         return StaticWalk(policy)
     header = file.header
-    profile = header.engine.get("step_time")
+    profile = header.engine.get("step_time_profile")
     largest = Shape(int(header.shape["length"]), int(header.shape["branches"]))
     step_time = None if profile is None else StepTime.from_dict(profile)
     frame = frame_of(policy.rule, policy.shape, largest, step_time)
     return ControlledWalk(policy, lambda count: Controller(policy.control, frame, count), header.lanes)
 
 
-def _some(walked: Walked, rows: I64) -> Judged:
-    rounds = walked.rounds.take(rows)
-    return Judged(rounds, walked.decision.take(rounds, rows))
-
-
-def _last_common(dense: DenseBatch, found: Sequence[Sequence[Walked]]) -> I64:
+def _last_common(dense: DenseBatch, marks: Sequence[Sequence[Mark]]) -> I64:
     last = dense.trunk.first + dense.trunk.rows
-    for walked in found:
-        for item in walked:
-            np.minimum.at(last, item.owner[item.left_trunk], item.rows[item.left_trunk])
+    for some in marks:
+        for mark in some:
+            np.minimum.at(last, mark.owner[mark.left_trunk], mark.rows[mark.left_trunk])
     return last
 
 
@@ -173,8 +212,8 @@ def _walk_row(row: PolicyRow, tally: WalkTally, simulated: tuple[str, ...]) -> P
         covered=float(covered.sum()) / total if total else None,
         left_trunk=tally.left_trunk,
         clipped=tally.clipped,
-        near_ties=len(tally.near_ties),
-        listed=tuple(tally.near_ties[:LISTED]),
+        near_ties=tally.near_ties,
+        listed=tuple(tally.listed),
     )
     return replace(
         row,

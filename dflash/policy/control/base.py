@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dflash.policy.noise import F64, I64
 from dflash.policy.parameter import Choice, Whole
+from dflash.policy.rule import Rule
 from dflash.policy.step_time import StepTime
 
 Bool = npt.NDArray[np.bool_]
@@ -193,6 +194,10 @@ class Control(ABC):
         """Whether it changes the rule's `t`."""
         return False
 
+    def extremes(self, rule: Rule) -> tuple[Rule, ...]:
+        """Return the rule as it may come to be, between these."""
+        return (rule,)
+
     @property
     def delay(self) -> int:
         """After how many further rounds an outcome is known."""
@@ -228,7 +233,9 @@ class Learning(Control):
         after: rounds that must be known before it first changes anything.
     """
 
-    scope: str = field(default=Scope.REQUEST.value, metadata={"type": Choice(tuple(Scope))})
+    scope: str = field(
+        default=Scope.REQUEST.value, metadata={"type": Choice(tuple(scope.value for scope in Scope))}
+    )
     lag: int = field(default=2, metadata={"type": Whole(0)})
     after: int = field(default=8, metadata={"type": Whole(0)})
 

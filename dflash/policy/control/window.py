@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from dflash.policy.control.base import Asked, Frame, Learning, Load, Scheduler, Seen, State
+from dflash.policy.control.cut import rule_at
 from dflash.policy.errors import BadParameter, ThresholdMissing
 from dflash.policy.noise import F64, I64
 from dflash.policy.parameter import Number, Whole
+from dflash.policy.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,13 @@ class Window(Learning):
     def moves_threshold(self) -> bool:
         """Whether it changes the rule's `t`."""
         return self.dt > 0
+
+    def extremes(self, rule: Rule) -> tuple[Rule, ...]:
+        """Return the rule with the lowest and the highest threshold; see `Control.extremes`."""
+        t = getattr(rule, "t", None)
+        if not self.moves_threshold or t is None:
+            return (rule,)
+        return rule_at(rule, min(self.dt, t)), rule_at(rule, 1.0)
 
     def scheduler(self, frame: Frame, size: int) -> Scheduler:
         """Return one whose window is empty; see `Control.scheduler`."""
