@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
+from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
 from dflash.target.model import TrunkModel
@@ -62,6 +63,7 @@ class DensePass:
         step = max(1, self.row_budget // largest)
         for start in range(0, len(anchors), step):
             yield from self._chunk(lane, anchors[start : start + step])
+            give_back()
 
     def _chunk(self, lane: Lane, anchors: Sequence[Anchor]) -> Iterator[Row]:
         ahead = [min(self.shape.length, len(lane.trunk) - 1 - anchor.position) for anchor in anchors]
