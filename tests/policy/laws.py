@@ -249,6 +249,43 @@ def _cells(
             yield float(measure[row]), path, int(decision.bonus[row])
 
 
+def shared_coin_law(
+    rule: Rule, context: RuleContext, p: np.ndarray, draft: Draft, horizon: int, steps: int = 20
+) -> np.ndarray:
+    """Law of the next `horizon` tokens when siblings share a coin, by the middles of `steps` equal cells.
+
+    Exact if every sum of p that a coin may be held against is a whole number of cells. One coin a depth is
+    enough, since at most one slot of each depth is reached. What is left of p is p without the siblings.
+    """
+    residual = []
+    for node, parent in enumerate(draft.parents):
+        slot = ROOT if parent < 0 else draft.tokens[parent]
+        tried = [draft.tokens[i] for i in range(node + 1) if draft.parents[i] == parent]
+        rest = p[slot] * ~np.isin(np.arange(len(p)), tried)
+        residual.append(rest / rest.sum() if rest.sum() > 0 else p[slot])
+    nodes = len(draft.tokens)
+    marked = {
+        "slot_choice": CHOICE + np.arange(nodes + 1),
+        "node_residual_token": RESIDUAL + np.arange(nodes),
+    }
+    one = build(p, np.full_like(p, 1 / len(p)), [draft], **marked)
+    middles = (np.arange(steps) + 0.5) / steps
+    by_depth = np.array(list(product(middles, repeat=int(one.node_depth.max(initial=0)))))
+    rounds = one.take(np.zeros(len(by_depth), dtype=np.int64))
+    coins = by_depth[rounds.node_round, rounds.node_depth - 1]
+    decision = rule.decide(rounds, _fixed(context, coins))
+    law = np.zeros((len(p),) * horizon)
+    slots = [ROOT, *draft.tokens]
+    outcomes = np.column_stack([decision.accepted.reshape(len(by_depth), nodes), decision.bonus])
+    _, first, count = np.unique(outcomes, axis=0, return_index=True, return_counts=True)
+    for row, times in zip(first, count, strict=True):
+        path = tuple(draft.tokens[node] for node in decision.path(row))
+        mark = int(decision.bonus[row])
+        following = residual[mark - RESIDUAL] if mark >= RESIDUAL else p[slots[mark - CHOICE]]
+        _add(law, p, times / len(by_depth), path, following)
+    return law
+
+
 def choice_law(rule: Rule, context: RuleContext, p: np.ndarray, draft: Draft, horizon: int) -> np.ndarray:
     """Law of the next `horizon` tokens if one round is decided by a rule on the target's choices.
 

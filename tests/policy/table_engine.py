@@ -7,7 +7,7 @@ nodes side by side; node (b, d) is number b * length + d.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,13 +69,18 @@ class TableEngine:
     def context(self) -> RuleContext:
         """As a header would fix it."""
         base = RuleContext(self.temperature, self.proposal, True, DraftSampling(1.0), self.rule.name)
-        return (
-            base
-            if self.coins is None
-            else RuleContext(
-                self.temperature, self.proposal, True, DraftSampling(1.0), self.rule.name, self.coins
-            )
-        )
+        return base if self.coins is None else replace(base, coins=self.coins)
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether what is left of p is p without the drafted tokens: drafts are fixed, or taken as fixed."""
+        target_only = getattr(self.rule, "method", None) == "target-only" or self.rule.name == "threshold"
+        return target_only or self.proposal is Proposal.DETERMINISTIC
+
+    @property
+    def blocks(self) -> bool:
+        """Whether whole blocks are verified."""
+        return self.rule.name == "block" or getattr(self.rule, "method", None) == "block"
 
     def run(self, key: np.ndarray, wanted: int) -> np.ndarray:
         """The first `wanted` tokens after the prompt for every key; `[S, wanted]`."""
@@ -161,6 +166,8 @@ class TableEngine:
             for branch in range(self.branches):
                 if depth:
                     p, q = self.p[token[:, branch, depth - 1]], self.q[token[:, branch, depth - 1]].copy()
+                if self.one_hot:
+                    q = np.eye(len(self.p))[token[:, branch, depth]]
                 rest = np.maximum(0.0, capped * p - q)
                 path = path_hash((branch,)) if depth else 0
                 exponential = noise(key, position, self.residual_purpose, depth + 1, path, len(self.p))
@@ -169,9 +176,11 @@ class TableEngine:
                 p = np.where(total > 0, rest / np.where(total > 0, total, 1), p)
                 np.put_along_axis(q, token[:, branch, depth, None], 0.0, axis=1)
                 q = q / np.maximum(q.sum(axis=1, keepdims=True), 1e-300)
-            if self.rule.name == "block":
+            if self.blocks:
                 before = anchor if depth == 0 else token[:, 0, depth - 1]
-                ratio = self.p[before, token[:, 0, depth]] / self.q[before, token[:, 0, depth]]
+                ratio = self.p[before, token[:, 0, depth]]
+                if not self.one_hot:
+                    ratio = ratio / self.q[before, token[:, 0, depth]]
                 capped = np.minimum(1.0, capped * ratio[:, None])
         return drawn
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from table_engine import PROMPT, TableEngine, chi_square, noise, seed_keys, words
 
+from dflash.policy.block import Block
 from dflash.policy.context import Proposal
 from dflash.policy.match import Match
 from dflash.policy.noise import (
@@ -13,6 +14,8 @@ from dflash.policy.noise import (
     residual_exponentials,
     target_exponentials,
 )
+from dflash.policy.registry import parse_policy, policies
+from dflash.policy.rule import Lossless
 from dflash.policy.speculative import Speculative
 
 P = np.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.05, 0.15, 0.8]])
@@ -28,6 +31,30 @@ RUNS = [
     for proposal in (Proposal.DETERMINISTIC, Proposal.SHARED, Proposal.INDEPENDENT)
     for length, branches in ((3, 1), (2, 2), (1, 3))
 ]
+
+ONE, FREE, NOISE = Proposal.DETERMINISTIC, Proposal.INDEPENDENT, Proposal.SHARED
+PRESETS = [
+    ("ensemble:w=1", FREE, 3, 1),
+    ("sglang", ONE, 2, 2),
+    ("sglang", ONE, 1, 3),
+    ("sglang", FREE, 2, 2),
+    ("sglang:method=block", FREE, 3, 1),
+    ("sglang:method=chain", FREE, 3, 1),
+    ("sglang:method=chain", NOISE, 3, 1),
+    ("threshold:single=1,acc=1", ONE, 2, 2),
+    ("threshold:single=1,acc=1", NOISE, 2, 2),
+    ("transformers", FREE, 3, 1),
+    ("transformers", ONE, 3, 1),
+    ("trtllm", NOISE, 2, 2),
+    ("vllm-mrv2", FREE, 3, 1),
+    ("vllm-mrv2", ONE, 3, 1),
+    ("vllm-mrv2:method=block", FREE, 3, 1),
+    ("vllm-mrv2:method=block", ONE, 3, 1),
+    ("vllm-mrv2:method=strict", NOISE, 3, 1),
+    ("vllm-v1", FREE, 3, 1),
+    ("vllm-v1", ONE, 3, 1),
+]
+BLOCKS = [(Block(), FREE, 3, 1), (Block(), ONE, 2, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +74,20 @@ def test_the_first_three_tokens_follow_p(rule, proposal, length, branches, q, ke
     assert chi_square(texts, first_three(P)) < LIMIT
 
 
+@pytest.mark.parametrize(("policy", "proposal", "length", "branches"), PRESETS)
+def test_the_first_three_tokens_follow_p_under_every_engine(policy, proposal, length, branches, keys):
+    rule = parse_policy(policy).rule
+    engine = TableEngine(P, BAD, rule, proposal, length, branches)
+    assert rule.is_lossless(engine.context)
+    assert chi_square(engine.run(keys[:20_000], 3), first_three(P)) < LIMIT
+
+
+def test_every_lossless_rule_and_preset_runs_over_seeds():
+    run = {rule.name for rule, *_ in RUNS + BLOCKS} | {policy.partition(":")[0] for policy, *_ in PRESETS}
+    lossless = {rule.name for rule in policies() if rule.lossless is Lossless.ALWAYS}
+    assert lossless <= run
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("proposal", "length", "branches"), [(Proposal.INDEPENDENT, 2, 2)])
 def test_speculative_follows_p_over_a_million_seeds(proposal, length, branches):
@@ -54,7 +95,10 @@ def test_speculative_follows_p_over_a_million_seeds(proposal, length, branches):
 
 
 @pytest.mark.evidence
-@pytest.mark.parametrize(("rule", "proposal", "length", "branches"), RUNS)
+@pytest.mark.parametrize(
+    ("rule", "proposal", "length", "branches"),
+    [*RUNS, *BLOCKS, *((parse_policy(policy).rule, *run) for policy, *run in PRESETS)],
+)
 def test_the_first_three_tokens_follow_p_over_a_million_seeds(rule, proposal, length, branches):
     assert million(rule, proposal, length, branches) < LIMIT
 
