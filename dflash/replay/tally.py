@@ -90,17 +90,22 @@ class Tally:
 
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
         """Count the rounds of one row group, given the request of each."""
-        lengths, reached = [], []
-        for owner, item in zip(owners, judged, strict=True):
-            accepted = item.decision.accepted_count
-            depth = item.rounds.trees.tree_depth
-            lengths.append(_by_request(owner, accepted, requests))
-            reached.append(_by_request(owner, np.minimum(accepted + 1, depth), requests))
+        accepted = [item.decision.accepted_count for item in judged]
+        depths = [item.rounds.trees.tree_depth for item in judged]
+        tried = [np.minimum(count + 1, depth) for count, depth in zip(accepted, depths, strict=True)]
+        self.count_depths(owners, accepted, tried, requests)
+        for item in judged:
             self._count(item.rounds, item.decision)
-        self._lengths.append(stacked_sum(lengths, requests))
-        self._reached.append(stacked_sum(reached, requests))
         for collector in self.collectors:
             collector.count(owners, judged, requests)
+
+    def count_depths(
+        self, owners: Sequence[I64], accepted: Sequence[I64], tried: Sequence[I64], requests: int
+    ) -> None:
+        """Count how deep the rounds of one row group went: accepted nodes, and the deepest depth tried."""
+        for counts, depths in ((self._lengths, accepted), (self._reached, tried)):
+            found = [_by_request(owner, depth, requests) for owner, depth in zip(owners, depths, strict=True)]
+            counts.append(stacked_sum(found, requests))
 
     def _count(self, rounds: Rounds, decision: Decision) -> None:
         self.nodes += len(rounds.node_parent)
