@@ -81,7 +81,7 @@ def _families(rounds: Rounds) -> tuple[I64, I64]:
     several = np.isin(start, start[place > 0])
     order, start, place = order[several], start[several], place[several]
     heads, family = np.unique(start, return_inverse=True)
-    member = np.full((len(heads), int(place.max(initial=-1)) + 1), -1, dtype=np.int64)
+    member = np.full((len(heads), int(place.max(initial=0)) + 1), -1, dtype=np.int64)
     member[family, place] = order
     return rounds.parent_slot[member[:, 0]], member
 
