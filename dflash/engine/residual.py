@@ -72,7 +72,9 @@ def _masses(capped: float, law: TargetLaw, slot: int, q: SlotLaw, drawn: list[in
     left = np.exp(q.log_q)
     masses = []
     for token in drawn:
-        masses.append(elsewhere + float(np.maximum(0.0, capped * p - left / left.sum()).sum()))
+        # nothing is left of q where an earlier sibling had all of it
+        total = left.sum() or 1.0
+        masses.append(elsewhere + float(np.maximum(0.0, capped * p - left / total).sum()))
         left[q.tokens == token] = 0.0
     return masses
 
