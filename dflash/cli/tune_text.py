@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dflash.cli.cost_text import render_cost
+from dflash.policy.rule import Exactness
 from dflash.replay.statistics import Interval
 from dflash.replay.tune_document import TUNE_WORDS
 from dflash.replay.tuned import Candidate, Cell, Tuned
@@ -49,6 +50,11 @@ def _recommendation(found: Tuned, console: Console) -> None:
     console.print(f"  {told}, {row.exactness}, on {found.requests} requests", soft_wrap=True)
     for remark in row.remarks:
         console.print(f"  {remark}", soft_wrap=True)
+    if row.exactness == Exactness.REJUDGE:
+        console.print(
+            "  judged at another policy's anchors; a recording with --dense is walked as the policy runs",
+            soft_wrap=True,
+        )
     if found.frugal != found.best:
         console.print(
             f"frugal: {frugal.policy}: not told from the best, and verifies "

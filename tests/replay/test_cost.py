@@ -18,6 +18,7 @@ from dflash.cli.main import run
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.policy.context import Proposal
 from dflash.policy.registry import parse_policy
+from dflash.policy.step_time import StepTime
 from dflash.replay.cost import CostModel, fit_cost, load_cost
 from dflash.replay.cost_source import cost_of
 from dflash.replay.details import Wanted
@@ -140,6 +141,14 @@ def test_a_profile_is_read_back_and_nothing_else_is(tmp_path: Path, lengths: lis
     assert cost_of((), paths, None) == fit_cost(lengths)
     with pytest.raises(SeveralCosts):
         cost_of((), [*paths, place], None)
+
+
+def test_the_documented_profile_is_one() -> None:
+    text = (Path(__file__).parents[2] / "schemas" / "README.md").read_text(encoding="utf-8")
+    profile = StepTime.from_dict(json.loads(text.split("```json")[1].split("```")[0]))
+    assert profile.draft(2.5, 1) == 320.0
+    assert profile.verify(15, 8, 4096) == 38300.0
+    assert profile.verify(0, 1, 8192) == 13000.0
 
 
 @pytest.mark.parametrize("branches", [1, 2])
