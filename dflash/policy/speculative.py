@@ -20,6 +20,7 @@ from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
 from dflash.policy.sequential import first_passing, replacements, residuals_known, unknown_residuals
 from dflash.policy.siblings import SIBLING_COLUMNS, sibling_log_ratio
+from dflash.policy.topology import sibling_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,9 @@ class Speculative(Rule):
         if not context.sampled:
             return equal_to(rounds, rounds["slot_choice"])
         log_ratio = rounds.present("node_logp") - rounds.present("node_logq")
-        later = rounds.node_rank > 0
-        if later.any():
+        if rounds.trees.branching:
+            # a cut may have left a later sibling alone
+            later = sibling_ranks(rounds.parent_slot) > 0
             log_ratio[later] = sibling_log_ratio(rounds, context)[later]
         log_coin = np.log(context.coins(rounds, Purpose.ACCEPT))
         excess = log_coin - log_ratio

@@ -112,6 +112,7 @@ def build(p: np.ndarray, q: np.ndarray, outcomes: list[Draft], **extra: np.ndarr
         "node_token": token,
         "node_logp": _stored(np.where(p > 0, _log(p), -np.inf))[at_parent, token],
         "node_logq": _stored(np.array([value for draft in outcomes for value in draft.log_q])),
+        "node_confidence": np.full(len(token), np.nan),
         "node_residual_mass": _stored(np.array(_masses(p, q, outcomes))),
         "node_target_logit": _stored(target)[at_parent, token],
         "slot_argmax": p.argmax(axis=1)[at_slot],
