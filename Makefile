@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest $(ARGS)
 HAS_TORCH := import torch; v = torch.__version__.split('.'); raise SystemExit((int(v[0]), int(v[1])) < (2, 11))
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit('expected Python 3.11 or newer, found ' + sys.version)
 
-.PHONY: help venv demo test quick slow evidence gpu lint bench
+.PHONY: help venv demo test quick slow evidence gpu lint bench parity
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -79,6 +79,18 @@ evidence: $(READY)  ## repeat the large runs behind the README's figures
 
 gpu: $(READY)  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
+
+# the peers' packages lie in folders of their own: z-lab's takes our import name, both pin other versions
+parity: $(READY)  ## compute the drafts of z-lab's and speculators' code anew, as vectors for the tests
+	$(PIP) --upgrade --target build/peers/zlab --no-deps dflash==0.1.0
+	$(PIP) --upgrade --target build/peers/speculators openai pydantic-settings loguru
+	$(PIP) --upgrade --target build/peers/speculators --no-deps speculators==0.9.0 hs-connectors==0.9.0 \
+	  datasets dill multiprocess xxhash aiohttp pandas python-dateutil pytz six
+	@for peer in zlab speculators; do \
+	  (cd build/peers; HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR)/build/peers/$$peer \
+	    $(PY) $(CURDIR)/tests/parity/$${peer}_vectors.py $(CURDIR)/tests/vectors/drafters); \
+	done
+	$(PYTEST) tests/drafters/test_peer_vectors.py
 
 lint: $(READY)  ## check style and types
 	$(PY) -m ruff check

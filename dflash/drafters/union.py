@@ -56,7 +56,11 @@ class UnionDrafter(Drafter):
     def headers(self) -> list[dict[str, Any]]:
         """The entries of the drafters, in the order of `node_source`."""
         # the first paths of a union are not the union of first paths, so no cut in branches is exact
-        return [entry | {"cuts": ["length", "first_positions"]} for drafter in self.drafters for entry in drafter.headers()]
+        return [
+            entry | {"cuts": ["length", "first_positions"]}
+            for drafter in self.drafters
+            for entry in drafter.headers()
+        ]
 
 
 def _merged(proposals: Sequence[Proposal], first_source: Sequence[int]) -> Proposal:

@@ -66,8 +66,11 @@ def rope(facts: Facts) -> dict[str, Any]:
     return dict(stored)
 
 
-def layer_masks(facts: Facts, mask: Callable[[int | None], LayerMask]) -> tuple[LayerMask, ...]:
-    """One mask a layer, made by `mask` of its window, or of None for full attention."""
+def layer_masks(facts: Facts, mask: Callable[[bool, int | None], LayerMask]) -> tuple[LayerMask, ...]:
+    """One mask a layer, made by `mask` of whether it slides, and of its window.
+
+    Like Qwen3's configuration, `use_sliding_window: false` takes the window from a layer that slides.
+    """
     count = facts.need("num_hidden_layers")
     types = facts.get("layer_types", default=["full_attention"] * count)
     if len(types) != count:
@@ -75,9 +78,10 @@ def layer_masks(facts: Facts, mask: Callable[[int | None], LayerMask]) -> tuple[
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if unknown:
         facts.refuse("layer_types", sorted(unknown), "full_attention or sliding_attention")
-    sliding = "sliding_attention" in types
-    window = facts.need("sliding_window") if sliding else None
-    return tuple(mask(window if kind == "sliding_attention" else None) for kind in types)
+    windowed = "sliding_attention" in types and facts.get("use_sliding_window") is not False
+    window = facts.need("sliding_window") if windowed else None
+    slides = [kind == "sliding_attention" for kind in types]
+    return tuple(mask(sliding, window if sliding else None) for sliding in slides)
 
 
 def convolution(facts: Facts, tensors: Tensors) -> Convolution | None:

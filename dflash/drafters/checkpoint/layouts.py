@@ -65,17 +65,17 @@ def read_zlab(config: Json, tensors: Tensors) -> Normalised:
     shifted = bool(facts.get("shift_label", default=False))
     causal = facts.get("causal", "is_causal")
 
-    def mask(window: int | None) -> LayerMask:
-        return LayerMask(window, window is not None if causal is None else bool(causal))
+    def mask(sliding: bool, window: int | None) -> LayerMask:
+        return LayerMask(window, sliding if causal is None else bool(causal))
 
     slots = Slots.NEXT if shifted else Slots.IN_PLACE
     return _config(facts, tensors, layers=_zlab_layers(facts, mask), slots=slots, taps=_after(facts))
 
 
-def _zlab_layers(facts: Facts, mask: Callable[[int | None], LayerMask]) -> tuple[LayerMask, ...]:
+def _zlab_layers(facts: Facts, mask: Callable[[bool, int | None], LayerMask]) -> tuple[LayerMask, ...]:
     """Newer files may give one window for all layers beside `use_swa`."""
     if facts.get("use_swa") and facts.get("layer_types") is None:
-        return (mask(facts.need("swa_window_size")),) * facts.need("num_hidden_layers")
+        return (mask(True, facts.need("swa_window_size")),) * facts.need("num_hidden_layers")
     return layer_masks(facts, mask)
 
 
@@ -83,7 +83,7 @@ def read_transformers(config: Json, tensors: Tensors) -> Normalised:
     """Transformers' DFlash assistants: no layer is causal, and a window includes its border."""
     facts = _nested(config)
 
-    def mask(window: int | None) -> LayerMask:
+    def mask(sliding: bool, window: int | None) -> LayerMask:
         return LayerMask(None if window is None else window + 1)
 
     layers = layer_masks(facts, mask)
@@ -94,16 +94,20 @@ def read_specforge_dspark(config: Json, tensors: Tensors) -> Normalised:
     """SpecForge's DSpark: z-lab's nesting, labels one position on."""
     facts = _nested(config)
     shifted = bool(facts.get("shift_label", default=True))
+
+    def mask(sliding: bool, window: int | None) -> LayerMask:
+        return LayerMask(window)
+
     slots = Slots.NEXT if shifted else Slots.IN_PLACE
-    return _config(facts, tensors, layers=layer_masks(facts, LayerMask), slots=slots, taps=_after(facts))
+    return _config(facts, tensors, layers=layer_masks(facts, mask), slots=slots, taps=_after(facts))
 
 
 def read_deepspec(config: Json, tensors: Tensors) -> Normalised:
     """DeepSpec's DSpark, and what it calls DFlash: own tables, labels one position on, no windows."""
     facts = Facts((config,))
 
-    def mask(window: int | None) -> LayerMask:
-        if window is not None:
+    def mask(sliding: bool, window: int | None) -> LayerMask:
+        if sliding:
             facts.refuse(
                 "layer_types", "sliding_attention", "full_attention: DeepSpec's masks know no window"
             )
@@ -120,10 +124,10 @@ def read_speculators(config: Json, tensors: Tensors) -> Normalised:
     kind = config.get("speculators_model_type")
     sees_ahead = bool(facts.get("sliding_window_non_causal", default=kind == "dflash2"))
 
-    def mask(window: int | None) -> LayerMask:
-        if window is None:
+    def mask(sliding: bool, window: int | None) -> LayerMask:
+        if not sliding:
             return LayerMask()
-        return LayerMask(window + 1, not sees_ahead, from_anchor=True)
+        return LayerMask(None if window is None else window + 1, not sees_ahead, from_anchor=True)
 
     samples_anchor = bool(facts.get("sample_from_anchor", default=kind == "dspark"))
     slots = Slots.NEXT if samples_anchor else Slots.IN_PLACE
@@ -163,6 +167,9 @@ def spread_taps(target_layers: int, layers: int) -> list[int]:
 def _config(facts: Facts, tensors: Tensors, **conventions: Any) -> Normalised:
     fields = sizes(facts, tensors)
     heads = token_heads(facts, tensors, fields["hidden_size"])
+    markov = heads["markov"]
+    if markov and markov.kind == "rnn" and conventions["slots"] is Slots.IN_PLACE:
+        facts.refuse("markov_head_type", "rnn", "vanilla or gated where slots draft in place")
     scales = {
         "embedding_scale": float(facts.get("input_embedding_scale", default=1.0)),
         "logit_scale": float(facts.get("output_multiplier", default=1.0)),
