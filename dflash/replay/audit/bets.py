@@ -7,9 +7,9 @@ bets is such a stake again. (Shafer 2021, "Testing by betting"; Ramdas et al. 20
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log, sqrt
+from math import exp, log, sqrt
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Bet:
     hits: int = 0
     expected: float = 0.0
     variance: float = 0.0
-    _log_stakes: F64 = field(default_factory=lambda: np.zeros(len(_TILTS)))
+    _prices: F64 = field(default_factory=lambda: np.zeros(len(_TILTS)))
 
     def add(self, hit: Bool, claimed: F64) -> None:
         """Settle observations.
@@ -51,27 +51,52 @@ class Bet:
         self.expected += float(p.sum())
         self.variance += float((p * (1.0 - p)).sum())
         for place, tilt in enumerate(_TILTS):
-            self._log_stakes[place] += tilt * hit.sum() - np.log1p(p * np.expm1(tilt)).sum()
+            self._prices[place] += np.log1p(p * np.expm1(tilt)).sum()
 
     @property
     def log_stake(self) -> float:
         """Log of the average stake."""
-        return _log_mean(self._log_stakes)
+        return self._log_stake(self.hits)
 
     def detectable(self, p_value: float, events: int) -> float:
-        """Return the error of the mean probability that nine files of ten with it would betray.
+        """Return the error of the mean probability that nine runs of ten with it would betray.
+
+        Of the two directions the one that is harder to see; 1 if no error would be seen.
 
         Args:
             p_value: that counts as an alarm.
             events: bet on together.
         """
         if not self.count:
-            return inf
-        need = log(events * len(_TILTS) / p_value)
-        # where all is nearly certain, each surprise raises a stake by its tilt and no more
-        surprises = need / float(_TILTS.max()) / self.count
-        spread = sqrt(self.variance) / self.count
-        return max(surprises, spread * (_POWER_QUANTILE + sqrt(_POWER_QUANTILE**2 + 2 * need)))
+            return 1.0
+        goal, mean = log(events / p_value), self.expected / self.count
+        seen = []
+        for end in (0.0, float(self.count)):
+            if self._log_stake(end) >= goal:
+                hits = _cross(lambda hits: self._log_stake(hits) - goal, self.expected, end)
+                seen.append(abs(_rate_beyond(hits / self.count, end > 0, self.count) - mean))
+        return min(1.0, max(seen, default=1.0))
+
+    def _log_stake(self, hits: float) -> float:
+        return _log_mean(_TILTS * hits - self._prices)
+
+
+def _cross(function: Callable[[float], float], below: float, above: float) -> float:
+    """Return where a function that is negative at one place and not at the other changes sign."""
+    for _ in range(60):
+        middle = (below + above) / 2
+        below, above = (middle, above) if function(middle) < 0 else (below, middle)
+    return above
+
+
+def _rate_beyond(share: float, more: bool, count: int) -> float:
+    """Return the rate of which nine samples of ten lie beyond a share of hits."""
+    sign = 1.0 if more else -1.0
+
+    def lead(rate: float) -> float:
+        return sign * (rate - share) - _POWER_QUANTILE * sqrt(rate * (1.0 - rate) / count)
+
+    return _cross(lead, share, 1.0 if more else 0.0)
 
 
 def p_value(bets: Mapping[str, Bet]) -> float:

@@ -42,7 +42,7 @@ class Choices(ExactProbe):
         best = score.argmax(axis=1)
         behind = score.max(axis=1) - score[:, 0]
         wrong = tokens[np.arange(len(slots)), best] != choice
-        near = behind <= evidence.slack(np.abs(logits).max(axis=1, initial=0.0))
+        near = behind <= evidence.top_slack(slots)
         row, index = evidence.slot_round[slots], evidence.slot_index[slots]
         winner = tokens[np.arange(len(slots)), best]
         yield Compared("slot_choice", "slot", row, index, wrong, near, winner, choice)

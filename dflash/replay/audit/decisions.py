@@ -12,6 +12,7 @@ from dflash.replay.audit.verdict import LISTED, Fault, Status, Verdict
 from dflash.replay.result import CheckReport
 from dflash.replay.run import replay
 
+_POWER = "every decision that the stored values and the request's coins do not lead to"
 _OTHERS = ("match", "speculative", "block", "greedy")
 
 
@@ -22,7 +23,6 @@ def decisions(files: Sequence[DraftFile], progress: Callable[[], None]) -> Verdi
         "the recorded policy makes every recorded decision, and the rounds join up",
         Status.UNTESTED,
         0,
-        power="every decision that the stored values and the request's coins do not lead to",
     )
     if files[0].header.contexts is not None:
         reason = "its decisions are those of another target: p was scored afterwards"
@@ -53,6 +53,7 @@ def _verdict(verdict: Verdict, report: CheckReport, files: Sequence[DraftFile]) 
         verdict,
         status=status if report.requests else Status.UNTESTED,
         places=report.rounds,
+        power=_POWER if report.requests else "",
         faults=sum(report.failures.values()),
         near_ties=report.coin_ties + report.dense_near_ties,
         listed=listed,

@@ -13,6 +13,9 @@ from dflash.replay.audit.evidence import Evidence
 from dflash.replay.audit.exact import Compared, ExactProbe, differing
 from dflash.replay.audit.families import Families, families
 
+# log of the mass that earlier siblings may leave before its own rounding decides; and that rounding
+_NOTHING_LEFT, _CANCELLED = -18.0, 1e-12
+
 
 @dataclass(slots=True)
 class DraftLaw(ExactProbe):
@@ -45,23 +48,24 @@ class DraftLaw(ExactProbe):
             yield from self._laws(evidence, found)
 
     def _laws(self, evidence: Evidence, found: Families) -> Iterator[Compared]:
-        raw_law = np.exp(found.logits - evidence.rounds["draft_lse"][found.slots, None])
-        left, raw_left = np.ones(len(found.slots)), np.ones(len(found.slots))
+        raw_law = found.logits - evidence.rounds["draft_lse"][found.slots, None]
+        left = found.log_law.copy()
         for sibling, nodes in enumerate(found.members.T):
             here = np.flatnonzero(nodes >= 0)
-            node = nodes[here]
-            q = found.at(found.law, here, sibling)
-            raw_q = found.at(raw_law, here, sibling)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                expected, raw = np.log(q / left[here]), np.log(raw_q / raw_left[here])
-            log_q = evidence.rounds["node_logq"][node]
-            slack = 1e-4 + 1e-6 / np.maximum(left[here], 1e-12)
-            yield differing(evidence, "node_logq", "node", node, expected, log_q, slack)
-            self.raw += int((np.abs(raw - log_q) <= slack).sum())
-            self.drawn += len(node)
+            log_left = np.logaddexp.reduce(left[here], axis=1)
+            told = log_left > _NOTHING_LEFT
+            here, log_left = here[told], log_left[told]
+            expected = found.at(found.log_law, here, sibling) - log_left
+            log_q = evidence.rounds["node_logq"][nodes[here]]
+            slack = found.slack[here] + _CANCELLED * np.exp(-log_left)
+            yield differing(evidence, "node_logq", "node", nodes[here], expected, log_q, slack)
+            if sibling == 0:
+                raw = found.at(raw_law, here, 0)
+                self.raw += int((np.abs(raw - log_q) <= slack).sum())
+                self.drawn += len(here)
             if not evidence.context.proposal.with_replacement:
-                left[here] -= q
-                raw_left[here] -= raw_q
+                place = found.place[here, sibling]
+                left[here[place >= 0], place[place >= 0]] = -np.inf
 
     def causes(self) -> tuple[str, ...]:
         """Return whether q is the softmax of raw logits; see `ExactProbe.causes`."""

@@ -37,7 +37,9 @@ def _first(evidence: Evidence) -> _First | None:
     at_anchor = evidence.slot_depth[found.slots] == 0
     here = np.flatnonzero(at_anchor & (evidence.kind[evidence.slot_round[found.slots]] == kind))
     token = evidence.rounds["node_token"][found.members[here, 0]].astype(np.int64)
-    return _First(found.slots[here], found.place[here, 0], token, found.tokens[here], found.law[here])
+    return _First(
+        found.slots[here], found.place[here, 0], token, found.tokens[here], np.exp(found.log_law[here])
+    )
 
 
 def _unknown(evidence: Evidence) -> str | None:

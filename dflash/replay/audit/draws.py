@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dflash.policy.context import DraftSampling, Proposal
+from dflash.policy.context import Proposal
 from dflash.policy.noise import F64, I64, Purpose
 from dflash.policy.shape import SCORED
-from dflash.policy.siblings import draft_law
 from dflash.policy.topology import Bool
 from dflash.replay.audit.evidence import Evidence
 from dflash.replay.audit.exact import Compared, ExactProbe
-from dflash.replay.audit.families import Families, families
+from dflash.replay.audit.families import Families, families, log_softmax
 from dflash.replay.audit.races import NO_KEY, anchor_race, has_noise, target_race
 
 _EXPLAINED = 0.9
@@ -51,11 +50,10 @@ class Draws(ExactProbe):
         if found is None:
             return
         kind = evidence.context.proposal if evidence.context.sampled else Proposal.DETERMINISTIC
-        slack = _slack(evidence, found)
-        lost = _lost(found, _score(evidence, found, kind, found.law), _whole(evidence))
+        lost = _lost(found, _score(evidence, found, kind, found.log_law), _whole(evidence))
         members = found.members >= 0
         wrong: Bool = lost.behind > 0
-        near: Bool = lost.behind <= slack[:, None]
+        near: Bool = lost.behind <= found.slack[:, None]
         nodes = found.members[members]
         row, index = evidence.rounds.node_round[nodes], evidence.rounds.node_index[nodes]
         drawn = evidence.rounds["node_token"][nodes].astype(np.int64)
@@ -69,18 +67,18 @@ class Draws(ExactProbe):
         if not len(bad.slots) or not evidence.context.sampled:
             return
         self.lost += len(bad.slots)
-        raw = draft_law(bad.logits.copy(), DraftSampling(1.0))
+        raw = log_softmax(bad.logits)
         kind = evidence.context.proposal
         other = Proposal.INDEPENDENT if kind is Proposal.SHARED else Proposal.SHARED
         whose = "noise of their own" if kind is Proposal.SHARED else "the noise of the target's choices"
         for words, proposal, law in (
-            (f"drafts are drawn on {whose}, though the header calls them {kind}", other, bad.law),
+            (f"drafts are drawn on {whose}, though the header calls them {kind}", other, bad.log_law),
             ("drafts are drawn from the softmax of the raw draft logits", kind, raw),
             (f"drafts are drawn from the softmax of the raw draft logits, on {whose}", other, raw),
             ("drafts are the largest draft logits, not draws", Proposal.DETERMINISTIC, bad.logits),
         ):
             lost = _lost(bad, _score(evidence, bad, proposal, law), _whole(evidence))
-            self.explained[words] += int((lost.behind.max(axis=1) <= _slack(evidence, bad)).sum())
+            self.explained[words] += int((lost.behind.max(axis=1) <= bad.slack).sum())
 
     def causes(self) -> tuple[str, ...]:
         """Return what explains nearly all draws that were lost; see `ExactProbe.causes`."""
@@ -102,16 +100,10 @@ def _whole(evidence: Evidence) -> bool:
     return not evidence.policy.shape.cuts() & set(SCORED)
 
 
-def _slack(evidence: Evidence, found: Families) -> F64:
-    return evidence.slack(np.abs(found.logits).max(axis=1, initial=0.0))
-
-
-def _score(evidence: Evidence, found: Families, kind: Proposal, law: F64) -> F64:
+def _score(evidence: Evidence, found: Families, kind: Proposal, log_q: F64) -> F64:
     """Scores `[G, K]` of the draft's best tokens in the race of a kind of proposal."""
     if kind is Proposal.DETERMINISTIC:
-        return law
-    with np.errstate(divide="ignore"):
-        log_q = np.log(law)
+        return log_q
     if kind is Proposal.SHARED:
         return np.asarray(log_q - target_race(evidence, found.slots, found.tokens))
     return np.asarray(log_q - anchor_race(evidence, Purpose.DRAFT, found.slots, found.tokens))

@@ -123,7 +123,9 @@ class Emitted(BettingProbe):
 def _law(evidence: Evidence, slots: I64) -> F64:
     """p of the stored top tokens; one-hot at temperature 0."""
     if evidence.context.temperature:
-        return np.asarray(evidence.top_p[slots])
+        p = evidence.top_p[slots]
+        # the normaliser is rounded, all the more at low temperatures
+        return np.asarray(p / np.maximum(1.0, p.sum(axis=1))[:, None])
     rounds = evidence.rounds
     chosen: Bool = rounds["slot_topk_token"][slots] == rounds["slot_choice"][slots, None]
     return chosen.astype(np.float64)

@@ -26,7 +26,8 @@ JUDGED = (
     *("slot_argmax", "slot_choice", "slot_choice_logit", "slot_lse", "slot_lse_p", "slot_cutoff"),
     *("slot_topk_token", "slot_topk_logit"),
 )
-_ROUNDING = 4e-7
+# of a number stored in 32 bits, relative to it, and of what is computed with a few of them
+ROUNDING = 4e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +99,14 @@ class Evidence:
         p = np.exp(logits / self.scale - self.lse[slots, None])
         return np.where(logits < self.rounds["slot_cutoff"][slots, None], 0.0, p)
 
-    def slack(self, logits: F64) -> F64:
-        """Return how far a log-probability may be off because these logits are stored in 32 bits."""
-        return 1e-4 + _ROUNDING * np.abs(logits) / self.scale
+    def slack(self, slots: I64, logits: F64) -> F64:
+        """Return how far log-probabilities `[m]` of logits at slots may be off, as 32 bits hold them."""
+        return 1e-4 + ROUNDING * (np.abs(logits) / self.scale + np.abs(self.lse[slots]))
+
+    def top_slack(self, slots: I64) -> F64:
+        """Return the same for any token of the slots `[m]`."""
+        top = self.rounds["slot_topk_logit"][slots]
+        return self.slack(slots, np.abs(top).max(axis=1, initial=0.0))
 
 
 def evidence(file: DraftFile, policy: Policy) -> Iterator[list[Evidence]]:

@@ -79,7 +79,7 @@ class ExactProbe(Probe):
             self.faults,
             self.near,
             tuple(self.listed),
-            power=self.power,
+            power=self.power if self.places else "",
             reasons=self.why(self.places),
             causes=self.causes() if self.faults else (),
         )

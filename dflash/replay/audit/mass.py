@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash.policy.noise import F64, I64
-from dflash.replay.audit.evidence import Evidence
+from dflash.replay.audit.evidence import ROUNDING, Evidence
 from dflash.replay.audit.exact import Compared, ExactProbe, at_most, differing
 
 
@@ -25,10 +25,9 @@ class Mass(ExactProbe):
         """Yield sums and single values; see `ExactProbe.compare`."""
         rounds = evidence.rounds
         slots, nodes = np.arange(len(evidence.slot_round)), np.arange(len(rounds.node_parent))
-        top = rounds["slot_topk_logit"]
-        slack = evidence.slack(np.abs(top).max(axis=1, initial=0.0))
+        slack = evidence.top_slack(slots)
         yield _sums(evidence, "p of the top tokens", slots, evidence.top_p, slack)
-        raw = np.exp(top - rounds["slot_lse"][:, None])
+        raw = np.exp(rounds["slot_topk_logit"] - rounds["slot_lse"][:, None])
         yield _sums(evidence, "softmax of the top raw logits", slots, raw, slack)
         yield _whole(evidence, slots, slack)
         yield from _drafts(evidence)
@@ -62,7 +61,7 @@ def _drafts(evidence: Evidence) -> Iterator[Compared]:
     if len(slots):
         logits = evidence.rounds["draft_topk_logit"]
         raw = np.exp(logits - lse[slots, None])
-        slack = 1e-4 + 4e-7 * np.abs(logits).max(axis=1, initial=0.0)
+        slack = 1e-4 + ROUNDING * np.abs(logits).max(axis=1, initial=0.0)
         yield _sums(evidence, "softmax of the draft's top raw logits", slots, raw, slack)
 
 
@@ -73,4 +72,5 @@ def _above(evidence: Evidence, nodes: I64) -> Compared:
     own = evidence.probability(rounds.parent_slot, logit[:, None])[:, 0]
     total = own + rounds["node_mass_above"]
     what = "node_mass_above and the node's own p"
-    return at_most(evidence, what, "node", nodes, np.ones(len(nodes)), total, evidence.slack(logit))
+    slack = evidence.slack(rounds.parent_slot, logit)
+    return at_most(evidence, what, "node", nodes, np.ones(len(nodes)), total, slack)

@@ -67,7 +67,7 @@ class Residuals(ExactProbe):
     def _mass(self, evidence: Evidence, walk: _Walk, here: I64, nodes: I64) -> Compared:
         found = evidence.rounds["node_residual_mass"][nodes]
         expected, plain = walk.mass(here, walk.capped[here]), walk.mass(here, np.ones(len(here)))
-        slack = 2e-4 + evidence.slack(np.abs(walk.found.logits[here]).max(axis=1, initial=0.0))
+        slack = walk.slack[here]
         compared = differing(evidence, "node_residual_mass", "node", nodes, expected, found, slack)
         missed = np.abs(expected - found) > slack
         self.missed += int(missed.sum())
@@ -104,7 +104,8 @@ class _Walk:
         self.evidence, self.found = evidence, found
         row = rounds.expanded_row[found.slots]
         self.plain = evidence.probability(found.slots, rounds["draft_topk_target_logit"][row])
-        self.p, self.q = self.plain.copy(), found.law.copy()
+        self.p, self.q = self.plain.copy(), np.exp(found.log_law)
+        self.slack = found.slack + evidence.top_slack(found.slots)
         self.others = rounds["slot_topk_token"][found.slots].astype(np.int64)
         known = (self.others[:, :, None] == found.tokens[:, None, :]).any(axis=2)
         self.other = np.where(known, 0.0, evidence.top_p[found.slots])
@@ -151,7 +152,9 @@ class _Walk:
         best = tokens[np.arange(len(here)), winner]
         told = (drawn >= 0) & (np.nan_to_num(known.sum(axis=1)) > _EMPTY)
         rival = np.column_stack([mine, known])[np.arange(len(here)), winner]
-        near = behind <= 1e-3 + _ROUNDING / np.maximum(np.minimum(mine, rival), 1e-12)
+        near = behind <= 1e-3 + (_ROUNDING + self.slack[here] - 2e-4) / np.maximum(
+            np.minimum(mine, rival), 1e-12
+        )
         row, index = self.evidence.rounds.node_round[nodes], self.evidence.rounds.node_index[nodes]
         wrong = told & (best != drawn)
         return Compared("node_residual_token", "node", row, index, wrong, near, best, drawn)

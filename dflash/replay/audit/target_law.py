@@ -51,7 +51,7 @@ class TargetLaw(ExactProbe):
         else:
             expected = np.where(rounds["node_token"] == rounds["slot_choice"][slots], 0.0, -np.inf)
         return differing(
-            evidence, "node_logp", "node", nodes, expected, rounds["node_logp"], evidence.slack(logit)
+            evidence, "node_logp", "node", nodes, expected, rounds["node_logp"], evidence.slack(slots, logit)
         )
 
 
@@ -103,7 +103,7 @@ def _normalisers(evidence: Evidence, slots: I64) -> Iterator[Compared]:
     whole = np.exp(raw - top[:, 0])
     rest, rounding = whole - np.exp(top - top[:, :1]).sum(axis=1), 1e-6 * whole * (4.0 + np.abs(raw))
     found = evidence.lse[here]
-    slack = evidence.slack(np.abs(top).max(axis=1, initial=0.0))
+    slack = evidence.top_slack(here)
 
     def bounds(mass: F64) -> tuple[F64, F64]:
         log_mass = np.log(np.maximum(mass, 1e-300)) + top[:, 0]

@@ -1,0 +1,125 @@
+"""The audit passes what `dflash record` leaves, and says what it tested, how well, and what it could not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from audit_runs import audited, failed, foreign, rewritten, untested, verdict
+from jsonschema import Draft202012Validator
+
+from dflash.cli.main import run
+from dflash.drafters.base import ProposalKind
+from dflash.drafters.fan import Fan
+from dflash.engine.prompts import text_prompt
+
+HONEST = {
+    "greedy": {"drafter": "ngram", "branches": 3, "dense": True},
+    "drafts without a law": {"drafter": "ngram", "branches": 3, "temperature": 0.8},
+    "shared, cool": {"temperature": 0.3, "branches": 2},
+    "shared, dense, cut": {"temperature": 1.4, "top_k": 12, "top_p": 0.9, "dense": True},
+    "independent tree": {"temperature": 0.8, "policy": "speculative", "branches": 4, "fan": Fan((2, 2))},
+    "independent chain, hot": {"temperature": 1.3, "policy": "speculative", "draft_top_p": 0.9},
+    "another draft temperature": {"temperature": 1.0, "policy": "speculative", "draft_temperature": 0.05},
+    "match on independent drafts": {"temperature": 1.0, "proposal": ProposalKind.INDEPENDENT},
+    "nearly greedy": {"temperature": 0.001, "branches": 2, "policy": "speculative"},
+}
+
+
+@pytest.mark.parametrize("settings", HONEST.values(), ids=HONEST)
+def test_honest_files_pass(recorded, settings):
+    found = audited(recorded(**settings))
+    assert failed(found) == set(), found.to_dict()
+    assert found.passed
+    looked = {each.probe for each in found.verdicts} - untested(found)
+    assert {"decisions", "mass", "target law", "draft law", "residuals", "emitted tokens"} <= looked
+    assert ("prefixes" in looked) == bool(settings.get("dense"))
+    sampled = settings.get("temperature", 0) > 0
+    assert ("choices" in looked) == sampled
+    assert ("draws" in looked) == (sampled and settings.get("drafter") != "ngram")
+
+
+def test_requests_of_several_temperatures_pass(recorded):
+    asked = []
+    for number, temperature in enumerate([0.0, 0.7, 1.1, 0.7]):
+        prompt = text_prompt(f"Say it again {number}")
+        asked.append(replace(prompt, temperature=temperature))
+    found = audited(recorded(temperature=0.7, policy="speculative", prompts=asked))
+    assert failed(found) == set()
+    assert "choices" not in untested(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["conversation", "dense-ngram-tree", "dense-self", "ngram-chain", "ngram-tree", "quant-int8"]
+    + ["quant-none", "self-match", "self-speculative"],
+)
+def test_sample_runs_pass(root, name):
+    assert audited(root / "sample_runs" / f"{name}.parquet").passed
+
+
+def test_what_was_not_tested_has_a_reason(recorded):
+    found = audited(recorded(drafter="ngram", branches=3, temperature=0.8))
+    for name in untested(found):
+        assert verdict(found, name).reasons, name
+        assert verdict(found, name).places == 0
+    assert "--dense" in verdict(found, "prefixes").reasons[0]
+
+
+def test_incomplete_q_is_named(recorded):
+    found = audited(recorded(temperature=1.0, draft_top_k=0, policy="speculative"))
+    assert found.passed
+    for name in ("draft law", "draws", "drafted tokens", "independence"):
+        assert name in untested(found)
+        assert "--draft-top-k" in verdict(found, name).reasons[0]
+
+
+def test_another_generator_leaves_statistics_and_the_stored_numbers(recorded, tmp_path):
+    honest = recorded(temperature=0.8, policy="speculative", branches=4, fan=Fan((2, 2)))
+    found = audited(rewritten(honest, tmp_path / "foreign.parquet", header=foreign))
+    assert found.passed
+    assert {"choices", "draws", "residuals"} <= untested(found)
+    for name in ("mass", "target law", "draft law", "emitted tokens", "drafted tokens", "independence"):
+        assert name not in untested(found)
+
+
+def test_power_is_stated_for_every_probe_that_looked(recorded):
+    found = audited(recorded(temperature=0.8, policy="speculative", branches=4, fan=Fan((2, 2))))
+    for each in found.verdicts:
+        assert bool(each.power) == bool(each.places), each.probe
+        for rate in each.rates:
+            assert 0 < rate.detectable < 1
+    emitted = verdict(found, "emitted tokens")
+    assert emitted.distance is not None
+    assert emitted.distance < 5 * emitted.sampling_error
+    assert sum(rate.found for rate in emitted.rates) == pytest.approx(1)
+    assert "Holm" in found.correction
+
+
+def test_the_command_prints_text_and_a_document(recorded, root, capsys):
+    path = str(recorded(temperature=0.8, policy="speculative", branches=4, fan=Fan((2, 2))))
+    assert run(["replay", path, "--audit", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    schema = json.loads((root / "schemas" / "replay_audit_v1.schema.json").read_text())
+    Draft202012Validator(schema).validate(document)
+    assert document["runs"][0]["false_alarms"] == 0.001
+    assert run(["replay", path, "--audit"]) == 0
+    said = capsys.readouterr().out
+    for words in ("audit passed", "not tested", "record with --dense", "nine files of ten", "Holm"):
+        assert words in said
+
+
+def test_a_failed_audit_exits_1(recorded, tmp_path, capsys):
+    def spoil(row):
+        row["slot_lse_p"] = [value - 0.5 for value in row["slot_lse_p"]]
+
+    path = rewritten(recorded(temperature=0.3, branches=2), tmp_path / "wrong.parquet", spoil)
+    assert run(["replay", str(path), "--audit"]) == 1
+    assert "audit FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--check"], ["--policy", "match"], ["-o", "x.parquet"], ["--rejudge"]])
+def test_other_questions_are_refused(root, words, capsys):
+    assert run(["replay", str(root / "sample_runs" / "ngram-chain.parquet"), "--audit", *words]) == 2
+    assert words[0].lstrip("-")[0] in capsys.readouterr().err
