@@ -13,6 +13,7 @@ from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.replay_alone import asked_alone
 from dflash.cli.replay_audit import audit_files
+from dflash.cli.replay_expect import expect_files
 from dflash.cli.replay_text import render
 from dflash.draftfile.run import Run, open_runs
 from dflash.errors import UsageError
@@ -20,6 +21,7 @@ from dflash.policy.registry import RULES, Policy, parse_policy
 from dflash.replay.cost import CostModel
 from dflash.replay.cost_source import cost_of
 from dflash.replay.details import Wanted
+from dflash.replay.expect import Expect
 from dflash.replay.result import Replay, document
 from dflash.replay.run import recorded_policy
 from dflash.replay.run import replay as replay_run
@@ -46,6 +48,13 @@ from dflash.replay.verdicts import VerdictWriter
     "--check", is_flag=True, help="Reproduce every recorded decision; exit 1 if one cannot be reproduced."
 )
 @click.option("--rejudge", is_flag=True, help="Do not walk dense files: re-judge their live rounds.")
+@click.option(
+    "--expect",
+    type=click.Choice([str(kind) for kind in Expect]),
+    is_flag=False,
+    flag_value=str(Expect.COINS),
+    help="Integrate the coins out of every recorded round; `--expect drafts` integrates over the drafts too.",
+)
 @click.option(
     "--calibration", is_flag=True, help="How well the drafter's confidence and margin foretell acceptance."
 )
@@ -80,6 +89,7 @@ def replay(
     parameters: Sequence[str],
     check: bool,
     rejudge: bool,
+    expect: str | None,
     calibration: bool,
     cost: str | None,
     audit: bool,
@@ -109,6 +119,9 @@ def replay(
     if target_quant != "none":
         raise UsageError("Expected --target-quant with --rescore MODEL, found it alone.")
     asked = read_policies(policies, parameters)
+    if expect is not None:
+        asked_alone("--expect", "policies", "parameters", "as_json")
+        return expect_files(files, asked, Expect(expect), as_json)
     runs = open_runs(files)
     if check:
         for run in runs:

@@ -32,7 +32,7 @@ def sibling_log_ratio(rounds: Rounds, context: RuleContext) -> F64:
     if (row < 0).any():
         raise NullColumn("draft_topk_logit", "siblings stand under a slot that the drafter did not expand")
     draft = draft_law(rounds["draft_topk_logit"][row], context.draft)
-    target = _target_law(rounds, slots, row, context.temperature)
+    target = target_law(rounds, slots, row, context.temperature)
     tail = np.maximum(0.0, 1.0 - target.sum(axis=1))
     tokens = rounds["draft_topk_token"][row]
     ratio = np.full(len(rounds.node_rank), np.nan)
@@ -67,7 +67,14 @@ def draft_law(logit: F64, sampling: DraftSampling) -> F64:
     return np.asarray(law)
 
 
-def _target_law(rounds: Rounds, slots: I64, row: I64, temperature: float) -> F64:
+def target_law(rounds: Rounds, slots: I64, row: I64, temperature: float) -> F64:
+    """Return p over the stored draft top-k of the given slots.
+
+    Args:
+        slots: `[G]` flat slots.
+        row: `[G]` their rows in the `draft_topk_*` columns.
+        temperature: of the target, above 0.
+    """
     logit = rounds["draft_topk_target_logit"][row]
     law = np.exp(logit / temperature - rounds.present("slot_lse_p")[slots, None])
     law[logit < rounds["slot_cutoff"][slots, None]] = 0.0

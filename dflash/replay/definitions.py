@@ -16,9 +16,10 @@ DEFINITIONS: Mapping[str, str] = {
     "the part of each answer that all of them cover",
     "emitted_per_round": "tokens kept per round; law-exact walks give it instead of tau, without coins",
     "exactness": "live: as it ran; re-judge: every round at its own recorded anchor, although another policy "
-    "would have moved the later anchors; path-exact: the rounds of a live run; law-exact: their law; lossy: "
-    "the rounds of a live run up to where it leaves the trunk; simulation: the rounds of requests that a "
-    "control ties together, if they run in file order",
+    "would have moved the later anchors; expectation: re-judge with the coins (and the target's choices "
+    "under `match`) integrated out, over drafts with the draft of each depth too; path-exact: the rounds of "
+    "a live run; law-exact: their law; lossy: the rounds of a live run up to where it leaves the trunk; "
+    "simulation: the rounds of requests that a control ties together, if they run in file order",
     "covered": "share of the answers' tokens before their walk left the trunk",
     "clipped": "rounds that ran in a smaller shape than the control wanted, the largest that was recorded",
     "left_trunk": "requests whose walk left the trunk; their last round counts, nothing after it does",

@@ -126,3 +126,53 @@ class ContextsOfAnother(DflashError):
             f"{contexts!r}: it can be re-judged, not {question}. Replay it with {advice}, or record a run of "
             "its own."
         )
+
+
+class NoExpectation(DflashError):
+    """The coins of a rule cannot be integrated out."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(
+            f"Rule {rule!r} tosses coins in a way of its own, which --expect cannot integrate out. "
+            "Expected `match`, `speculative`, `block` or a rule without coins; replay it without --expect."
+        )
+
+
+class NoIntegratedDrafts(DflashError):
+    """The drafts of a rule cannot be integrated out slot by slot."""
+
+    def __init__(self, rule: str, why: str = "it judges more than one draft at a time") -> None:
+        super().__init__(
+            f"--expect drafts cannot integrate over the drafts of {rule!r}: {why}. Expected `speculative` or "
+            "`match` on chains; cut trees with branches=1, or use --expect, which keeps the recorded drafts."
+        )
+
+
+class DraftLawIncomplete(DflashError):
+    """An expectation needs all of q, of which the file holds a part."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(
+            f"The expectation of {rule!r} needs all of q, and the header says q_complete: false. "
+            "Record with a --draft-top-k of at most --store-topk, so that q is stored whole."
+        )
+
+
+class StaticOnly(DflashError):
+    """An expectation is asked for a policy that changes with what was accepted."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(
+            f"Policy {policy!r} adapts to what was accepted, so its rounds have no expectation one by one. "
+            "Use control=static, or replay it without --expect."
+        )
+
+
+class StateMissing(DflashError):
+    """A live round under an adaptive control does not say in what state its control was."""
+
+    def __init__(self, request_id: str, round_: int) -> None:
+        super().__init__(
+            f"Request {request_id!r}, round {round_}: expected a control_state, since the recorded control "
+            "is adaptive, found none. Record again."
+        )

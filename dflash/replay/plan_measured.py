@@ -70,7 +70,8 @@ def measure(files: Sequence[DraftFile]) -> Measured:
     if branches > 1:
         held.append(_held(f"{branches} branches", tree, tree_tau(alpha, length, branches)))
     positions = tuple(
-        Position(item.position, item.reached, item.accepted, item.conditional) for item in chain.acceptance
+        Position(item.position, int(item.reached), int(item.accepted), item.conditional)
+        for item in chain.acceptance
     )
     return Measured(str(policy), alpha, length, branches, positions, tuple(held))
 

@@ -118,7 +118,7 @@ def replay(
         rows=said_of_contexts(
             first,
             details.filled(
-                [replace(rows[index], recorded=_same(policy, recorded)) for index, policy in enumerate(asked)]
+                [replace(rows[index], recorded=same(policy, recorded)) for index, policy in enumerate(asked)]
             ),
         ),
         check=None if checker is None else check_report(checker),
@@ -129,11 +129,12 @@ def replay(
 def _ways(asked: Sequence[Policy], first: DraftFile, recorded: Policy, walkable: bool) -> list[Way]:
     ways = [way_of(policy, first, recorded) if walkable else Way.REJUDGE for policy in asked]
     for policy, way in zip(asked, ways, strict=True):
-        _within(policy, recorded.shape if way is Way.REJUDGE else largest_shape(first))
+        require_within(policy, recorded.shape if way is Way.REJUDGE else largest_shape(first))
     return ways
 
 
-def _same(policy: Policy, recorded: Policy) -> bool:
+def same(policy: Policy, recorded: Policy) -> bool:
+    """Return whether a policy is the recorded one, with the bounds that it leaves open."""
     return policy.rule == recorded.rule and policy.shape.filled(recorded.shape) == recorded.shape
 
 
@@ -154,7 +155,12 @@ def _emits_choices(recorded: Policy, context: RuleContext) -> bool:
     return recorded.rule.exactness_in(context, trees=False) is Exactness.PATH
 
 
-def _within(policy: Policy, recorded: Shape) -> None:
+def require_within(policy: Policy, recorded: Shape) -> None:
+    """Refuse a policy that asks for more than was drafted.
+
+    Raises:
+        ShapeBeyondRecording: it does.
+    """
     for bound in ("length", "branches"):
         asked, drafted = getattr(policy.shape, bound), getattr(recorded, bound)
         if asked is not None and asked > drafted:
