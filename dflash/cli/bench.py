@@ -8,6 +8,7 @@ from dflash.cli.lazy import Entry, LazyGroup
 
 BENCHMARKS = {
     "kernels": Entry("dflash.cli.bench_kernels:kernels", "The kernels against their peers, on this GPU."),
+    "step": Entry("dflash.cli.bench_step:step", "How long drafting and verifying take, as a profile."),
     "record": Entry("dflash.cli.bench_record:record", "What recording costs, on against off."),
 }
 
