@@ -36,10 +36,10 @@ class Acceptance(NamedTuple):
     """Acceptance at one position, from 1; a rate without rounds is None."""
 
     position: int
-    accepted: int
+    accepted: float
     marginal: float | None
     interval: Interval | None
-    reached: int
+    reached: float
     conditional: float | None
 
 
