@@ -34,6 +34,7 @@ from dflash.target.sampling import Sampling
 
 # of verification as it ran, which is not what this target would take
 _TIMES = ("verify_us", "round_us", "step", "batch_size")
+_BULK = ("feature_values", "feature_scale", "feature_fingerprint")
 _KINDS = (Kind.PREFILL, Kind.LIVE, Kind.DENSE)
 
 
@@ -124,7 +125,7 @@ class _Scorer:
 
     def rescored(self, table: pa.Table) -> pa.Table:
         """The rows of one request with what the target says of them; all else stays."""
-        rows = table.to_pylist()
+        rows = table.select([name for name in table.schema.names if name not in _BULK]).to_pylist()
         info = json.loads(rows[0]["request_info"])
         sampling = _sampling(info, self.header)
         context = context_from_header(self.header, sampling.temperature)
