@@ -78,7 +78,7 @@ class LaneControl:
             self._survival = survivals(rounds)
             for turn, drafted in zip(turns, np.split(self._survival, rounds.node_offsets[1:-1]), strict=True):
                 if turn.state is not None:
-                    turn.state["drafted"] = drafted.tolist()
+                    turn.state["survivals"] = drafted.tolist()
         asked = self._asked
         return trimmed(anchors, proposals, lambda rounds: verified(rounds, shape, asked))
 

@@ -10,14 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from dflash.draftfile.reader import DraftFile
+from dflash.policy.control.cut import decide_each
 from dflash.policy.noise import I64
+from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
-from dflash.policy.rule import Rule
-from dflash.policy.shape import Shape
 from dflash.policy.topology import Bool, ragged_index, segment_max
 from dflash.replay.batch import Batch, Part
 from dflash.replay.joints import Findings, find
 from dflash.replay.recorded import RECORDED_COLUMNS, Recorded
+from dflash.replay.state_check import StateCheck
+from dflash.replay.steered import recorded_asked
 from dflash.replay.twins import twins
 
 CHECK_COLUMNS = (*RECORDED_COLUMNS, "draft_length", "branches", "prompt_tokens", "slot_choice", "round")
@@ -49,7 +51,8 @@ class Check:
     """Holds the recorded decisions of a run against its recorded rule.
 
     Attributes:
-        rule: the recorded one.
+        policy: the recorded one.
+        states: checks those of an adaptive control.
         rounds: live rounds seen.
         requests: requests seen.
         failures: how many, by what is wrong.
@@ -59,7 +62,8 @@ class Check:
         dense_near_ties: live rows whose dense row differs where rounding may have decided.
     """
 
-    rule: Rule
+    policy: Policy
+    states: StateCheck | None = None
     rounds: int = 0
     requests: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -76,18 +80,32 @@ class Check:
         for part in parts:
             self._decisions(batch, rounds, recorded, part)
         self._report(batch, _shapes(batch, rounds))
+        if self.states is not None:
+            self.states.add(batch, rounds)
         for findings in find(batch, rounds, recorded, self.eos):
             self._report(batch, findings)
 
-    def add_dense(self, file: DraftFile, live_shape: Shape) -> None:
+    def add_dense(self, file: DraftFile, recorded: Policy) -> None:
         """Check that dense rows at live anchors are the live rows, on the nodes that both have."""
-        for found in twins(file, live_shape):
+        for found in twins(file, recorded):
             self.dense_near_ties += found.near
             expected = ["the draft and the choices of the live row"] * len(found.rows)
             self._report(found.batch, Findings("dense row", found.rows, expected, ["others"] * len(expected)))
 
+    def close(self) -> None:
+        """Check what only all rows together tell."""
+        wrong = [] if self.states is None else self.states.wrong()
+        if wrong:
+            self.failures["control_state"] += len(wrong)
+            for file, request_id, round_, expected, found in wrong[:LISTED]:
+                self.listed.append(Failure("control_state", file, request_id, round_, expected, found))
+
     def _decisions(self, batch: Batch, rounds: Rounds, recorded: Recorded, part: Part) -> None:
-        decision = self.rule.decide(part.rounds, part.context)
+        if self.policy.control.moves_threshold:
+            t = recorded_asked(batch).t[part.rows]
+            decision = decide_each(self.policy.rule, part.rounds, t, part.context)
+        else:
+            decision = self.policy.rule.decide(part.rounds, part.context)
         nodes = ragged_index(rounds.node_offsets, part.rows)
         differs = decision.accepted != recorded.on_path[nodes]
         path = segment_max(differs.astype(np.int64), part.rounds.node_offsets, 0) > 0

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from dflash.draftfile.reader import DraftFile
 from dflash.policy.decision import Decision
 from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
-from dflash.replay.batch import Part, batches, columns_of
+from dflash.replay.batch import Batch, Part, batches, columns_of
 from dflash.replay.check import CHECK_COLUMNS, Check
 from dflash.replay.result import PolicyRow, policy_row
+from dflash.replay.state_check import STATE_CHECK_COLUMNS
 from dflash.replay.statistics import resampled
+from dflash.replay.steered import STATE_COLUMNS, Steered
 from dflash.replay.tally import TALLY_COLUMNS, Collector, Tally
+from dflash.replay.tally import Judged as JudgedRounds
 from dflash.replay.verdicts import VerdictWriter
 
 
@@ -49,23 +53,38 @@ def rejudge(
         collectors: of each policy.
     """
     tallies = [Tally(collectors=some) for some in collectors]
+    steered = [
+        Steered(policy, recorded, files[0]) if policy.control.adaptive else None for policy in policies
+    ]
+    states = STATE_COLUMNS if recorded.control.adaptive else ()
     more = {name for some in collectors for collector in some for name in collector.columns}
     for file in files:
-        columns = {*columns_of(policies, file), *TALLY_COLUMNS, *more}
+        columns = {*columns_of(policies, file), *TALLY_COLUMNS, *more, *states}
         if checker is not None:
             columns |= {*columns_of([recorded], file), *CHECK_COLUMNS}
+            columns |= {*STATE_CHECK_COLUMNS} if checker.states is not None else set()
         for batch in batches(file, columns):
             rounds = batch.rounds(columns)
             parts = batch.parts(rounds)
-            for policy, tally in zip(policies, tallies, strict=True):
-                judged = [judge(policy, part) for part in parts]
+            for policy, tally, control in zip(policies, tallies, steered, strict=True):
+                judged = _judged(policy, control, batch, parts)
                 tally.add(batch, parts, judged)
                 if verdicts is not None:
                     verdicts.add(str(policy), batch, [part.rows for part in parts], judged)
             if checker is not None:
                 checker.add(batch, rounds, parts)
             progress()
-    return [
+    rows = [
         policy_row(policy, recorded, tally, tallies[0], interval)
         for policy, tally, interval in zip(policies, tallies, resampled(tallies), strict=True)
     ]
+    return [
+        row if control is None else replace(row, remarks=(*row.remarks, control.remark))
+        for row, control in zip(rows, steered, strict=True)
+    ]
+
+
+def _judged(
+    policy: Policy, control: Steered | None, batch: Batch, parts: Sequence[Part]
+) -> Sequence[JudgedRounds]:
+    return [judge(policy, part) for part in parts] if control is None else control.judge(batch, parts)

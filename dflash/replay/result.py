@@ -160,7 +160,8 @@ def policy_row(
     Args:
         first: the tally of the first policy, from which differences are taken.
     """
-    same = policy.rule == recorded.rule and policy.shape.filled(recorded.shape) == recorded.shape
+    ruled = policy.rule == recorded.rule and policy.control == recorded.control
+    same = ruled and policy.shape.filled(recorded.shape) == recorded.shape
     row = tally_row(policy, tally, resampled)
     mean, base = row.tau, tau(first.lengths().sum(axis=0))
     return replace(

@@ -17,6 +17,7 @@ from dflash.replay.errors import ShapeBeyondRecording
 from dflash.replay.rejudge import rejudge
 from dflash.replay.rescored import require_own_contexts, said_of_contexts
 from dflash.replay.result import PolicyRow, Replay, Source, check_report
+from dflash.replay.state_check import StateCheck
 from dflash.replay.tally import Collector
 from dflash.replay.verdicts import VerdictWriter
 from dflash.replay.walks import law_all, walk_all
@@ -92,7 +93,7 @@ def replay(
     walkable = dense and first.header.dense
     require_own_contexts(first, walkable, check)
     ways = _ways(asked, first, recorded, walkable)
-    checker = Check(recorded.rule) if check else None
+    checker = _checker(recorded, first) if check else None
     rows: dict[int, PolicyRow] = {}
     details = Details.of(wanted, asked, largest_shape(first) if walkable else recorded.shape)
     more = details.collectors(collectors)
@@ -107,9 +108,11 @@ def replay(
     settle(Way.REJUDGE, lambda some, by: rejudge(files, some, recorded, checker, verdicts, progress, by))
     settle(Way.WALK, lambda some, by: walk_all(files, some, strict, verdicts, progress, by))
     settle(Way.LAW, lambda some, by: law_all(files, some, progress, by))
+    if checker is not None:
+        checker.close()
     if checker is not None and first.header.dense:
         for file in files:
-            checker.add_dense(file, recorded.shape)
+            checker.add_dense(file, recorded)
     return Replay(
         run_id=first.run_id,
         sources=tuple(Source(str(file.path), file.part, file.content_digest) for file in files),
@@ -133,9 +136,14 @@ def _ways(asked: Sequence[Policy], first: DraftFile, recorded: Policy, walkable:
     return ways
 
 
+def _checker(recorded: Policy, file: DraftFile) -> Check:
+    return Check(recorded, StateCheck(recorded, file) if recorded.control.adaptive else None)
+
+
 def same(policy: Policy, recorded: Policy) -> bool:
     """Return whether a policy is the recorded one, with the bounds that it leaves open."""
-    return policy.rule == recorded.rule and policy.shape.filled(recorded.shape) == recorded.shape
+    shaped = policy.shape.filled(recorded.shape) == recorded.shape
+    return shaped and policy.rule == recorded.rule and policy.control == recorded.control
 
 
 def _branches(policy: Policy, file: DraftFile) -> bool:

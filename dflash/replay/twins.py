@@ -11,11 +11,13 @@ import pyarrow as pa
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
 from dflash.policy.context import context_from_header
+from dflash.policy.control.cut import drafted, verified
 from dflash.policy.noise import I64
+from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
-from dflash.policy.shape import Shape
 from dflash.policy.topology import Bool
 from dflash.replay.batch import Batch, decided_batch, read_columns
+from dflash.replay.steered import STATE_COLUMNS, recorded_asked
 
 TWIN_COLUMNS = (
     "node_token",
@@ -41,14 +43,19 @@ class Twins(NamedTuple):
     near: int
 
 
-def twins(file: DraftFile, live_shape: Shape) -> Iterator[Twins]:
+def twins(file: DraftFile, recorded: Policy) -> Iterator[Twins]:
     """Compare the dense rows at live anchors with the live rows, one row group at a time.
 
     Args:
-        live_shape: what live rounds drafted; the larger dense trees are cut to it.
+        recorded: the policy that decided; the larger dense trees are cut to what it drafted in each round.
+
+    Raises:
+        StateMissing: its control is adaptive, and a live row does not say what it asked for.
     """
-    columns = (*TWIN_COLUMNS, *live_shape.needs(context_from_header(file.header.raw)))
-    names = read_columns(file, columns)
+    context = context_from_header(file.header.raw)
+    states = STATE_COLUMNS if recorded.control.adaptive else ()
+    columns = (*TWIN_COLUMNS, *recorded.shape.needs(context), *recorded.control.columns)
+    names = read_columns(file, (*columns, *states))
     for table in file.tables(names):
         kind = table["kind"].to_numpy()
         decided = decided_batch(file, table, (kind == Kind.PREFILL) | (kind == Kind.LIVE)).only_live()
@@ -56,13 +63,22 @@ def twins(file: DraftFile, live_shape: Shape) -> Iterator[Twins]:
         live_rows, dense_rows = _pairs(decided.table, dense)
         live = decided.rounds(TWIN_COLUMNS).take(live_rows)
         keys = np.zeros((dense.num_rows, 2), dtype=np.uint32)
-        other = live_shape.cut(Rounds.from_table(dense, keys, columns).take(dense_rows))
+        whole = Rounds.from_table(dense, keys, columns).take(dense_rows)
+        other = _as_live(recorded, decided, live_rows, whole)
         temperature = np.array([request.context.temperature for request in decided.requests])
         owner = decided.owner[live_rows]
         scale = np.where(temperature[owner] > 0, temperature[owner], 1.0)
         differs = _differs(live, other, file.header.tie_tolerance)
         near = _near(live, file.header.tie_tolerance, scale) | _near(other, file.header.tie_tolerance, scale)
         yield Twins(decided, live_rows[differs & ~near], int((differs & near).sum()))
+
+
+def _as_live(recorded: Policy, live: Batch, rows: I64, dense: Rounds) -> Rounds:
+    """Cut dense rows to what was drafted and verified in the live rows at their anchors."""
+    if not recorded.control.adaptive:
+        return recorded.shape.cut(dense)
+    asked = recorded_asked(live).take(rows)
+    return verified(drafted(dense, asked), recorded.shape, asked)
 
 
 def _pairs(live: pa.Table, dense: pa.Table) -> tuple[I64, I64]:

@@ -13,8 +13,6 @@ from dflash.draftfile.reader import DraftFile
 from dflash.policy.control.controller import Controller, frame_of
 from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
-from dflash.policy.shape import Shape
-from dflash.policy.step_time import StepTime
 from dflash.policy.topology import Bool
 from dflash.replay.batch import Part, columns_of
 from dflash.replay.check import LISTED
@@ -24,6 +22,7 @@ from dflash.replay.law_exact import LAW_COLUMNS, Lengths, joined, lengths, reach
 from dflash.replay.near_ties import NearTie
 from dflash.replay.result import PolicyRow, WalkFacts, open_row, tally_row
 from dflash.replay.statistics import per_round, resampled, tau
+from dflash.replay.steered import largest_shape, step_time_of
 from dflash.replay.tally import Collector, Tally
 from dflash.replay.verdicts import VerdictWriter
 from dflash.replay.walk import WALK_COLUMNS, Walked, marked, walk
@@ -177,12 +176,9 @@ def walker(policy: Policy, file: DraftFile) -> StaticWalk | ControlledWalk:
     """
     if not policy.control.adaptive:
         return StaticWalk(policy)
-    header = file.header
-    profile = header.engine.get("step_time_profile")
-    largest = Shape(int(header.shape["length"]), int(header.shape["branches"]))
-    step_time = None if profile is None else StepTime.from_dict(profile)
-    frame = frame_of(policy.rule, policy.shape, largest, step_time)
-    return ControlledWalk(policy, lambda count: Controller(policy.control, frame, count), header.lanes)
+    frame = frame_of(policy.rule, policy.shape, largest_shape(file), step_time_of(file))
+    lanes = file.header.lanes
+    return ControlledWalk(policy, lambda count: Controller(policy.control, frame, count), lanes)
 
 
 def _last_common(dense: DenseBatch, marks: Sequence[Sequence[Mark]]) -> I64:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dflash.policy.control.base import Asked, Control, Frame, Load, Scheduler, Seen, State
+from dflash.policy.draft_score import SCORE_COLUMNS
 from dflash.policy.errors import StepTimeMissing
 from dflash.policy.noise import I64
 from dflash.policy.parameter import Number, Whole
@@ -32,7 +33,7 @@ class ConfidenceScheduled(Control):
     summary = "verify the nodes of the batch that are likeliest to survive, while tokens a second rise"
     source = "DSpark, algorithm 1; SGLang's confidence scheduler"
     varies = ("survival",)
-    columns = ("node_confidence",)
+    columns = SCORE_COLUMNS
     batch = True
     timed = True
 

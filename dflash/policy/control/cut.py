@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from dflash.policy.context import RuleContext
 from dflash.policy.control.base import Asked
+from dflash.policy.decision import Decision, end_at
 from dflash.policy.draft_score import cumulative, log_confidence
 from dflash.policy.noise import F64
 from dflash.policy.rounds import Rounds
@@ -48,6 +50,29 @@ def verified(rounds: Rounds, shape: Shape, asked: Asked) -> Rounds:
 def survivals(rounds: Rounds) -> F64:
     """Return the drafter's word for how likely each node and its ancestors are accepted; `[N]`."""
     return np.exp(cumulative(rounds, log_confidence(rounds, _CUT)))
+
+
+def decide_each(rule: Rule, rounds: Rounds, t: F64, context: RuleContext) -> Decision:
+    """Judge every round under its own threshold.
+
+    Args:
+        rule: whose `t` is replaced.
+        t: `[R]`; NaN leaves the rule alone.
+    """
+    values, group = np.unique(t, return_inverse=True)
+    if len(values) < 2:
+        return rule_at(rule, float(values[0]) if len(values) else np.nan).decide(rounds, context)
+    last = np.full(len(rounds), -1, dtype=np.int64)
+    emitted = np.full(len(rounds.node_parent) + len(rounds), -1, dtype=np.int64)
+    tie = np.zeros(len(rounds), dtype=bool)
+    for number, value in enumerate(values.tolist()):
+        rows = np.flatnonzero(group == number)
+        some = rounds.take(rows)
+        decision = rule_at(rule, value).decide(some, context)
+        beyond = decision.last_slot - some.root_slot
+        last[rows] = np.where(beyond > 0, rounds.node_offsets[rows] + beyond - 1, -1)
+        emitted[rounds.root_slot[rows] + beyond], tie[rows] = decision.bonus, decision.coin_tie
+    return end_at(rounds, last, emitted, tie)
 
 
 def rule_at(rule: Rule, t: float) -> Rule:
