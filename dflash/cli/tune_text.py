@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.style import Style
@@ -21,9 +21,7 @@ def render(found: Tuned, limit: int, console: Console) -> None:
     _recommendation(found, console)
     console.print()
     console.print(_ranking(found.candidates, limit))
-    hidden = len(found.candidates) - min(limit, len(found.candidates))
-    if hidden or found.dropped:
-        console.print(_left_out(found, hidden), soft_wrap=True, style="dim")
+    console.print(_legend(found, limit), soft_wrap=True, style="dim")
     if found.surface:
         console.print()
         console.print(surface_table(found.surface))
@@ -44,17 +42,12 @@ def _recommendation(found: Tuned, console: Console) -> None:
         soft_wrap=True,
     )
     row = best.row
-    tau = _value(row.tau, row.interval) if row.tau is not None else "-"
-    kept = _value(row.emitted_per_round, row.emitted_interval) if row.tau is None else ""
-    told = f"tau {tau}" if row.tau is not None else f"emitted/round {kept}"
+    told = f"tau {_value(row.tau, row.interval)}"
+    if row.tau is None:
+        told = f"kept/round {_value(row.emitted_per_round, row.emitted_interval)}"
     console.print(f"  {told}, {row.exactness}, on {found.requests} requests", soft_wrap=True)
-    for remark in row.remarks:
+    for remark in (*row.remarks, *_advice(best)):
         console.print(f"  {remark}", soft_wrap=True)
-    if row.exactness == Exactness.REJUDGE:
-        console.print(
-            "  judged at another policy's anchors; a recording with --dense is walked as the policy runs",
-            soft_wrap=True,
-        )
     if found.frugal != found.best:
         console.print(
             f"frugal: {frugal.policy}: not told from the best, and verifies "
@@ -70,44 +63,59 @@ def _recommendation(found: Tuned, console: Console) -> None:
         )
 
 
+def _advice(best: Candidate) -> list[str]:
+    found = []
+    if best.row.exactness == Exactness.REJUDGE:
+        found.append("judged at another policy's anchors; a recording with --dense is walked as it would run")
+    if not best.policy.rule.runs_live():
+        found.append("for other engines: `dflash record` does not decide by this rule")
+    return found
+
+
 def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:
+    """The first policies, and all others that are on the front."""
+    shown = [item for place, item in enumerate(candidates) if place < limit or item.front]
+    columns: dict[str, Callable[[Candidate], list[str]]] = {
+        "speed-up": lambda item: [f"{item.speed.speed_up:.3f}", _interval(item.speed.interval)],
+        "to best": lambda item: [f"{item.speed.difference:+.3f}", _interval(item.speed.difference_interval)],
+        "best share": lambda item: [_number(item.speed.best_share, ".2f")],
+        "tau": lambda item: [_number(item.row.tau), _interval(item.row.interval)],
+        "kept/round": lambda item: [
+            _number(item.row.emitted_per_round),
+            _interval(item.row.emitted_interval),
+        ],
+        "rows/token": lambda item: [f"{item.speed.verified_per_token:.2f}"],
+        "divergence": lambda item: [f"{item.divergence:.4f}"],
+    }
+    if all(item.row.tau is not None for item in shown):
+        del columns["kept/round"]
+    if all(item.row.tau is None for item in shown):
+        del columns["tau"]
+    if not any(item.divergence for item in shown):
+        del columns["divergence"]
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     table.add_column("policy", overflow="fold")
     table.add_column("exactness")
-    strays = any(item.divergence > 0 for item in candidates)
-    numbers = ("speed-up", "95 %", "to best", "95 %", "best share", "tau", "95 %", "rows/token")
-    for name in (*numbers, "divergence") if strays else numbers:
-        table.add_column(name, justify="right")
-    for item in candidates[:limit]:
-        speed, row = item.speed, item.row
-        tau = (
-            (row.tau, row.interval) if row.tau is not None else (row.emitted_per_round, row.emitted_interval)
-        )
-        table.add_row(
-            ("*" if item.front else " ") + ("" if item.admissible else "x"),
-            str(item.policy),
-            row.exactness,
-            f"{speed.speed_up:.3f}",
-            _interval(speed.interval),
-            f"{speed.difference:+.3f}",
-            _interval(speed.difference_interval),
-            "-" if speed.best_share is None else f"{speed.best_share:.2f}",
-            "-" if tau[0] is None else f"{tau[0]:.3f}",
-            _interval(tau[1]),
-            f"{speed.verified_per_token:.2f}",
-            *([f"{item.divergence:.4f}"] if strays else []),
-        )
+    for name, cells in columns.items():
+        for heading in (name, "95 %")[: len(cells(candidates[0]))]:
+            table.add_column(heading, justify="right")
+    for item in shown:
+        mark = ("*" if item.front else " ") + ("" if item.admissible else "x")
+        numbers = [text for cells in columns.values() for text in cells(item)]
+        table.add_row(mark, str(item.policy), item.row.exactness, *numbers)
     return table
 
 
-def _left_out(found: Tuned, hidden: int) -> str:
-    parts = ["* on the front; x diverges more than allowed"]
-    if hidden:
+def _legend(found: Tuned, limit: int) -> str:
+    parts = ["* on the front"]
+    if not all(item.admissible for item in found.candidates):
+        parts.append("x diverges more than allowed")
+    if hidden := sum(not item.front for item in found.candidates[limit:]):
         parts.append(f"{hidden} more policies: --limit, or --json for all")
     if found.dropped:
-        seen = ", ".join(f"{rung.requests} requests: {rung.policies}" for rung in found.rungs)
-        parts.append(f"policies judged on {seen}")
+        seen = ", ".join(f"{rung.policies} on {rung.requests} requests" for rung in found.rungs)
+        parts.append(f"policies judged: {seen}")
     return "; ".join(parts)
 
 
@@ -143,6 +151,8 @@ def _interval(interval: Interval | None) -> str:
 
 
 def _value(value: float | None, interval: Interval | None, form: str = ".3f") -> str:
-    if value is None:
-        return "-"
-    return format(value, form) + ("" if interval is None else f" ({_interval(interval)})")
+    return _number(value, form) + ("" if interval is None else f" ({_interval(interval)})")
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else format(value, form)
