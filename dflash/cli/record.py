@@ -131,10 +131,10 @@ _LIMIT = 2**31 - 1
 @click.option("--dense", is_flag=True, help="Draft from every committed position, so that replay can walk.")
 @click.option(
     "--features",
-    type=click.Choice(["none", "fingerprint"]),
+    type=click.Choice(["none", "fingerprint", "all"]),
     default="fingerprint",
     show_default=True,
-    help="What to keep of hidden states.",
+    help="What to keep of hidden states; all of them are what `dflash train` learns from.",
 )
 @click.option(
     "--store-topk",

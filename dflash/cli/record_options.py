@@ -14,6 +14,7 @@ from dflash.cli.output import stages
 from dflash.drafters.build import default_length, parse_drafter
 from dflash.drafters.fan import Fan
 from dflash.engine.chat import Defaults
+from dflash.engine.features import FeatureMode
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
 from dflash.policy.context import Proposal as ProposalKind
@@ -58,7 +59,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         draft_top_k=options["draft_top_k"],
         draft_top_p=options["draft_top_p"],
         store_topk=options["store_topk"],
-        features=options["features"] != "none",
+        features=FeatureMode(options["features"]),
         lanes=options["lanes"],
         dense=options["dense"],
         warm=options["warm"],

@@ -16,7 +16,7 @@ from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit, level, talk, warn
 from dflash.cli.record_options import load, record_settings
 from dflash.engine.chat import ChatConversation
-from dflash.engine.features import FINGERPRINT
+from dflash.engine.features import bytes_a_token
 from dflash.engine.lane import Lane
 from dflash.engine.output import check_output
 from dflash.engine.prompt_errors import NoPrompts
@@ -47,7 +47,9 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         total = sum(len(conversation.prompt.turns) for conversation in checked)
         conversations = iter(checked)
     if session.taps:
-        talk(f"features: a fingerprint of {4 * FINGERPRINT} bytes a committed token, before compression")
+        hidden = int(session.target.model.config.get_text_config().hidden_size)
+        size = bytes_a_token(settings.features, len(session.taps), hidden)
+        talk(f"features: {settings.features}, {size} bytes a committed token, before compression")
     with _interrupts(session) as waiting, _journal_told(session), _told(answering, total) as each:
         recording = session.record(
             waiting(conversations) if stream else conversations, _write if answering else None, each

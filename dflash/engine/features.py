@@ -1,8 +1,10 @@
-"""Fingerprints of hidden states: a fixed random projection to 16 floats a token, for drift audits at little
-cost.
-"""
+"""What a recording keeps of hidden states: a projection to 16 floats a token for drift audits, or all."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +13,10 @@ from numpy.typing import NDArray
 from dflash.policy.philox import philox4x32
 
 FINGERPRINT = 16
+ENCODING = "bf16"
+PROMPT_FEATURES = 3
+# tokens of a prompt in one row
+PROMPT_ROWS = 256
 # a constant of the format, so that fingerprints of different runs compare
 _KEY = (0xDF1A5401, 0x00000001)
 
@@ -37,6 +43,51 @@ class Fingerprint:
     def of(self, states: torch.Tensor) -> NDArray[np.float32]:
         """Flat [tokens x 16] from `states` [tokens, taps x hidden]."""
         return (states.float() @ self.matrix).flatten().cpu().numpy()
+
+
+class FeatureMode(StrEnum):
+    """How much of the hidden states is kept."""
+
+    NONE = "none"
+    FINGERPRINT = "fingerprint"
+    ALL = "all"
+
+
+class Features:
+    """The feature columns of rows, from the taps of the tokens committed in them."""
+
+    def __init__(self, mode: FeatureMode, fingerprint: Fingerprint) -> None:
+        self.mode = mode
+        self.fingerprint = fingerprint
+
+    def of(self, states: torch.Tensor) -> dict[str, Any]:
+        """Columns of a row, from `states` [tokens, taps x hidden]."""
+        columns: dict[str, Any] = {"feature_fingerprint": self.fingerprint.of(states)}
+        if self.mode == FeatureMode.ALL:
+            columns["feature_values"] = planes(states)
+        return columns
+
+    def prompt_rows(self, prompt: Sequence[int], states: torch.Tensor) -> Iterator[dict[str, Any]]:
+        """Rows of the tokens before a prompt's last one, which the prefill row has, if all is kept."""
+        if self.mode != FeatureMode.ALL:
+            return
+        for start in range(0, len(prompt) - 1, PROMPT_ROWS):
+            end = min(start + PROMPT_ROWS, len(prompt) - 1)
+            identity = {"kind": PROMPT_FEATURES, "round": -1}
+            place = {"anchor_position": end - 1, "anchor_token": prompt[end - 1]}
+            yield identity | place | self.of(states[start:end])
+
+
+def planes(states: torch.Tensor) -> bytes:
+    """bfloat16 values of `states`, all high bytes before all low bytes."""
+    words = states.detach().to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+    return (words >> 8).astype(np.uint8).tobytes() + words.astype(np.uint8).tobytes()
+
+
+def bytes_a_token(mode: FeatureMode, taps: int, hidden: int) -> int:
+    """What features take before compression."""
+    whole = 2 * taps * hidden if mode == FeatureMode.ALL else 0
+    return 4 * FINGERPRINT + whole
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import torch
 
 from dflash import __version__
 from dflash.drafters.base import Drafter, ProposalKind
-from dflash.engine.features import FINGERPRINT
+from dflash.engine.features import ENCODING, FINGERPRINT, FeatureMode
 from dflash.policy.registry import Policy
 from dflash.policy.step_time import StepTime
 from dflash.target.load import Target
@@ -34,6 +34,7 @@ class RunSettings:
     lanes: int = 1
     store_topk: int = 16
     taps: tuple[int, ...] = ()
+    features: FeatureMode = FeatureMode.FINGERPRINT
     keep_host: bool = True
     dense: bool = False
     shard: tuple[int, int] | None = None
@@ -89,7 +90,8 @@ def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:
     points = {tap: "final_norm" if tap == last else "in" for tap in run.taps}
     taps = [{"layer": tap, "point": points[tap], "hidden_states": tap} for tap in run.taps]
     projection = f"signs of Philox4x32-10, {FINGERPRINT} a token, over sqrt(taps x hidden)"
-    return {"mode": "fingerprint", "hidden": hidden, "taps": taps, "projection": projection}
+    found = {"mode": str(run.features), "hidden": hidden, "taps": taps, "projection": projection}
+    return found | {"encoding": ENCODING} if run.features == FeatureMode.ALL else found
 
 
 def _profile(run: RunSettings) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from dflash.drafters.base import Drafter, Proposal
 from dflash.engine.control import LaneControl, Result, Turn, propose_each
 from dflash.engine.dense import DensePass, anchor_at, tree_rows
-from dflash.engine.features import Fingerprint
+from dflash.engine.features import Features
 from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
@@ -70,7 +70,7 @@ class Engine:
         control: LaneControl,
         context: RuleContext,
         judge: Judge,
-        fingerprint: Fingerprint | None,
+        features: Features | None,
         dense: DensePass | None = None,
     ) -> None:
         self.target = target
@@ -79,7 +79,7 @@ class Engine:
         self.control = control
         self.context = context
         self.judge = judge
-        self.fingerprint = fingerprint
+        self.features = features
         self.dense = dense
         self._step = 0
 
@@ -180,9 +180,12 @@ class Engine:
         }
         if rows.taps is not None:
             self.drafter.see(index, rows.taps)
-            if self.fingerprint:
-                row["feature_fingerprint"] = self.fingerprint.of(rows.taps[-1:])
+            if self.features:
+                row |= self.features.of(rows.taps[-1:])
         sink.row(lane, row)
+        if rows.taps is not None and self.features:
+            for extra in self.features.prompt_rows(request.prompt_tokens, rows.taps):
+                sink.row(lane, extra)
 
     def _round(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """One round of every open lane: their trees share one target forward."""
@@ -240,8 +243,8 @@ class Engine:
         row |= {"emitted": emission.emitted, "truncated_by": str(emission.truncated_by)}
         if seen.taps is not None:
             self.drafter.see(lane.index, seen.taps[kept])
-            if self.fingerprint:
-                row["feature_fingerprint"] = self.fingerprint.of(seen.taps[kept])
+            if self.features:
+                row |= self.features.of(seen.taps[kept])
         lane.rounds += 1
         return Result(len(path), row["draft_length"])
 

@@ -73,7 +73,7 @@ class Totals:
         self.emitted += sum(emitted)
         self.kept += kept
         self.kept_tokens += sum(emitted) if kept else 0
-        reason = table.column("truncated_by")[len(emitted) - 1].as_py()
+        reason = table.column("truncated_by").drop_null()[-1].as_py()
         self.finish[reason] = self.finish.get(reason, 0) + 1
 
 
@@ -114,8 +114,8 @@ class Recorder:
     def row(self, lane: Lane, row: Row) -> None:
         """Take one round."""
         rows = self._open[lane.index].rows
-        if rows and row["kind"] == DENSE:
-            rows[-1] = _ended(rows[-1])
+        if row["kind"] == DENSE and rows and rows[-1]["kind"] != DENSE:
+            _end(rows)
         if not self.keep_text:
             row = {**row, "prompt_text": None}
         rows.append({**row, "started_at": datetime.now(UTC)})
@@ -127,7 +127,7 @@ class Recorder:
         request = self._open.pop(lane.index, None)
         if request is None or not request.rows:
             return
-        request.rows[-1] = _ended(request.rows[-1])
+        _end(request.rows)
         table = request.table(0, self.features)
         self.totals.add(table)
         self._waiting.setdefault(lane.request.order, []).append(table)
@@ -199,8 +199,9 @@ class Recorder:
             self.writer.write_request(renamed(table, name))
 
 
-def _ended(row: Row) -> Row:
+def _end(rows: list[Row]) -> None:
     """The last decided row of a request: if nothing cut it, the request was interrupted after it."""
-    if row.get("truncated_by") != Truncation.NONE:
-        return row
-    return {**row, "truncated_by": str(Truncation.INTERRUPTED)}
+    places = range(len(rows) - 1, -1, -1)
+    last = next((place for place in places if rows[place].get("truncated_by") is not None), None)
+    if last is not None and rows[last]["truncated_by"] == Truncation.NONE:
+        rows[last] = {**rows[last], "truncated_by": str(Truncation.INTERRUPTED)}

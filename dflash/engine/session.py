@@ -16,7 +16,7 @@ from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Ordinals
 from dflash.engine.control import LaneControl
 from dflash.engine.dense import DensePass
-from dflash.engine.features import Fingerprint, default_taps
+from dflash.engine.features import FeatureMode, Features, Fingerprint, default_taps
 from dflash.engine.header import RunSettings, build_header, q_complete
 from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
@@ -185,7 +185,7 @@ class Session:
 
     def _taps(self) -> tuple[int, ...]:
         """What the file keeps of the target's hidden states: of those the drafter reads, if it reads any."""
-        if not self.settings.features:
+        if self.settings.features == FeatureMode.NONE:
             return ()
         layers = int(self.target.model.config.get_text_config().num_hidden_layers)
         return self.drafter.taps or default_taps(layers)
@@ -207,11 +207,14 @@ class Session:
         rule.refuse(context, branching)
         self._refuse_cuts()
         emits_choice = not rule.draws_residuals(context)
-        fingerprint = Fingerprint(self.taps, hidden, self.target.device) if self.taps else None
+        features = None
+        if self.taps:
+            features = Features(settings.features, Fingerprint(self.taps, hidden, self.target.device))
         judge = Judge(
             self.noise,
             settings.store_topk,
             emits_choice=emits_choice,
+            scaled=rule.name == Block.name,
             trunk_is_choices=emits_choice and settings.policy.is_lossless(context),
         )
         largest = DraftShape(settings.length, settings.branches)
@@ -223,7 +226,7 @@ class Session:
             LaneControl(settings.policy, largest, settings.lanes, settings.step_time),
             context,
             judge,
-            fingerprint,
+            features,
             dense,
         )
 
@@ -249,6 +252,7 @@ class Session:
             lanes=settings.lanes,
             store_topk=settings.store_topk,
             taps=self.taps,
+            features=settings.features,
             keep_host=settings.keep_host,
             dense=settings.dense,
             step_time=settings.step_time,

@@ -10,6 +10,7 @@ from dflash.drafters.build import WITH_LAW, Part, parse_drafter
 from dflash.drafters.fan import Fan
 from dflash.draftfile.journal import SYNC_SECONDS
 from dflash.engine.chat import Defaults
+from dflash.engine.features import FeatureMode
 from dflash.errors import UsageError
 from dflash.policy.context import DraftSampling, RuleContext
 from dflash.policy.control.controller import frame_of
@@ -33,7 +34,7 @@ class RecordSettings:
     draft_top_k: int = 8
     draft_top_p: float = 1.0
     store_topk: int = 16
-    features: bool = True
+    features: FeatureMode = FeatureMode.FINGERPRINT
     warm: tuple[Path, ...] = ()
     dense: bool = False
     lanes: int = 1

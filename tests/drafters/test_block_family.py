@@ -31,7 +31,7 @@ def folders(tiny, tmp_path_factory):
 @pytest.fixture
 def session(tiny, tmp_path, folders):
     def made(kind, **given):
-        chosen = {"length": 4, "branches": 2, "features": False} | given
+        chosen = {"length": 4, "branches": 2, "features": "none"} | given
         return draft_runs.session(
             tiny, tmp_path / "x.parquet", drafter=block_models.named(kind, folders[kind]), **chosen
         )

@@ -14,5 +14,11 @@ def tiny_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def other_folder(tmp_path_factory):
+    """Other weights, the same tokenizer."""
+    return write_tiny(tmp_path_factory.mktemp("models") / "other", seed=11)
+
+
+@pytest.fixture(scope="session")
 def tiny(tiny_folder):
     return load_target(str(tiny_folder))

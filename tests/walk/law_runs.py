@@ -1,4 +1,4 @@
-"""Live rounds of `speculative` against their law along the texts: by text, and over several seeds."""
+"""Live rounds of rules that emit drafts against their law along the texts: by text, and over several seeds."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Law(NamedTuple):
         return ratio, NINETY_NINE * math.sqrt(spread) / self.rounds.sum()
 
 
-def law_of(path: Path, length: int) -> Law:
+def law_of(path: Path, length: int, policy: str) -> Law:
     """The law of the rounds along every text of a dense file."""
-    rule = parse_policy("speculative").rule
+    rule = parse_policy(policy).rule
     found = []
     for file in open_run([path]).files:
         for dense in dense_batches(file, {*LAW_COLUMNS, "node_token"}):
@@ -56,9 +56,9 @@ def hold(target: Any, folder: Path, asked: Any, seeds: int, **given: Any) -> tup
         walk's 99 % interval; and how far the dense runs' own rounds lie from their law, in standard
         deviations.
     """
-    common = {"policy": "speculative", "temperature": 0.8, "branches": 1, "features": False} | given
+    common = {"policy": "speculative", "temperature": 0.8, "branches": 1, "features": "none"} | given
     dense = draft_runs.record(target, asked, folder / "dense.parquet", dense=True, seed=0, **common)
-    law = law_of(dense, common["length"])
+    law = law_of(dense, common["length"], common["policy"])
     rounds, kept = live_counts(dense)
     assert kept == law.tokens.sum()
     own = (rounds - law.rounds.sum()) / math.sqrt(law.variance.sum())

@@ -17,7 +17,7 @@ from dflash.replay.walk import WALK_COLUMNS, marked, walk
 
 SHAPES = ("match:length=2", "match:branches=1", "match:length=3,branches=2", "match:length=0")
 GREEDY = (*SHAPES, "threshold:t=0.7", "greedy", "speculative:length=4", "threshold:t=0.7,length=2")
-LARGEST = {"length": 5, "branches": 3, "features": False}
+LARGEST = {"length": 5, "branches": 3, "features": "none"}
 
 
 class Round(NamedTuple):

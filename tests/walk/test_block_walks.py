@@ -25,7 +25,7 @@ def test_walks_are_the_live_runs(tiny, tmp_path, block_drafter, kind, temperatur
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_answers_are_those_of_plain_decoding(tiny, tmp_path, block_drafter, temperature):
     """Whatever the drafter, one seed gives one text under a rule that emits choices."""
-    given = {"temperature": temperature, "features": False, "max_new_tokens": 14, "branches": 2}
+    given = {"temperature": temperature, "features": "none", "max_new_tokens": 14, "branches": 2}
     asked, texts = draft_runs.prompts(2), []
     for number, drafter in enumerate(["none", *map(block_drafter, ("dflash", "dflash2", "dspark-rnn"))]):
         path = draft_runs.record(tiny, asked, tmp_path / f"{number}.parquet", drafter=drafter, **given)
@@ -35,7 +35,7 @@ def test_answers_are_those_of_plain_decoding(tiny, tmp_path, block_drafter, temp
 
 def test_several_lanes_draft_together(tiny, tmp_path, block_drafter):
     """Lanes of different lengths in one forward draft what each drafts alone."""
-    given = {"drafter": block_drafter("dflash"), "features": False, "max_new_tokens": 12, "branches": 2}
+    given = {"drafter": block_drafter("dflash"), "features": "none", "max_new_tokens": 12, "branches": 2}
     asked = draft_runs.prompts(3)
     one = draft_runs.rows(draft_runs.record(tiny, asked, tmp_path / "one.parquet", **given))
     many = draft_runs.rows(draft_runs.record(tiny, asked, tmp_path / "many.parquet", lanes=3, **given))
@@ -55,7 +55,7 @@ def test_live_rounds_of_speculative_follow_the_law_of_the_walk(tiny, tmp_path, b
 def test_two_block_drafters_in_a_union_are_each_given_their_taps(tiny, tmp_path, block_drafter):
     """Each proposes in the union what it proposes alone."""
     parts = [block_drafter("dflash"), block_drafter("dspark-rnn")]
-    given = {"features": False, "max_new_tokens": 8, "branches": 1, "dense": True}
+    given = {"features": "none", "max_new_tokens": 8, "branches": 1, "dense": True}
     asked = draft_runs.prompts(1)
     union = draft_runs.rows(
         draft_runs.record(tiny, asked, tmp_path / "union.parquet", drafter="+".join(parts), **given)

@@ -16,7 +16,7 @@ from dflash.replay.batch import columns_of
 from dflash.replay.dense import dense_batches
 from dflash.replay.walk import WALK_COLUMNS, marked, walk
 
-GIVEN = {"max_new_tokens": 20, "features": False, "dense": True}
+GIVEN = {"max_new_tokens": 20, "features": "none", "dense": True}
 
 
 def near_ties(path, text, tolerance):

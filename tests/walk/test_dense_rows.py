@@ -63,7 +63,7 @@ def settings(drafter_named):
     """The keywords of a run, models in place."""
 
     def made(run, **more):
-        given = {"features": False, "length": 4, "branches": 3, "max_new_tokens": 16} | run | more
+        given = {"features": "none", "length": 4, "branches": 3, "max_new_tokens": 16} | run | more
         given["drafter"] = "+".join(drafter_named(name) for name in given["drafter"].split("+"))
         if "proposal" in given:
             given["proposal"] = ProposalKind(given["proposal"])

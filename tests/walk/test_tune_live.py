@@ -42,7 +42,7 @@ def hold(
     target: Any, folder: Path, capsys: pytest.CaptureFixture[str], asked: Any, **given: Any
 ) -> tuple[float, float]:
     """Record once, tune, run every policy live; Kendall's tau with the walked and the re-judged ranking."""
-    common = LARGEST | {"features": False} | given
+    common = LARGEST | {"features": "none"} | given
     path = draft_runs.record(target, asked, folder / "tuned.parquet", dense=True, **common)
     searches = {"walked": tuned(path, capsys), "re-judged": tuned(path, capsys, "--rejudge")}
     live = {}
