@@ -52,7 +52,7 @@ def plan(
     concurrency: int | None,
     as_json: bool,
 ) -> None:
-    r"""Predict tau, speed-up and memory by the plain formulas, assumptions stated.
+    """Predict tau, speed-up and memory by the plain formulas, assumptions stated.
 
     With FILEs of one run, alpha and the shape are the recorded ones, and the formulas' tau stands
     beside the measured one: where they part, the assumptions do not hold.
