@@ -21,16 +21,23 @@ Row = dict[str, Any]
 class Judge:
     """Turns a proposal and the target's logits into a row, every number as it will be stored.
 
-    `emits_choice` says that a failed draft is replaced by the choice, `trunk_is_choices` that every committed
-    token is one.
+    `emits_choice` says that a failed draft is replaced by the choice, `scaled` that what replaces it is drawn
+    from block verification's residual, `trunk_is_choices` that every committed token is a choice.
     """
 
     def __init__(
-        self, noise: TargetNoise, store_topk: int, *, emits_choice: bool = True, trunk_is_choices: bool = True
+        self,
+        noise: TargetNoise,
+        store_topk: int,
+        *,
+        emits_choice: bool = True,
+        scaled: bool = False,
+        trunk_is_choices: bool = True,
     ) -> None:
         self.noise = noise
         self.store_topk = store_topk
         self.emits_choice = emits_choice
+        self.scaled = scaled
         self.trunk_is_choices = trunk_is_choices
 
     def row(
@@ -72,7 +79,7 @@ class Judge:
             **law.slots,
             **node_statistics(law, proposal.tokens, proposal.parents),
         }
-        row |= residual_columns(anchor, proposal, law, row, self.emits_choice)
+        row |= residual_columns(anchor, proposal, law, row, self.emits_choice, self.scaled)
         return row
 
     def _noise(

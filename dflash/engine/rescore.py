@@ -24,6 +24,7 @@ from dflash.engine.dense import ROW_BUDGET, merged, tree_rows
 from dflash.engine.header import engine_facts, git_facts
 from dflash.engine.judge import Judge, Row
 from dflash.engine.stored_rows import Stored, anchor_of, knows_q, proposal_of, trunk_of
+from dflash.policy.block import Block
 from dflash.policy.context import RuleContext, context_from_header
 from dflash.policy.noise import parse_rng_key
 from dflash.policy.registry import Policy
@@ -149,7 +150,10 @@ class _Scorer:
         self, rows: Sequence[Stored], anchors: Sequence[Anchor], sampling: Sampling, context: RuleContext
     ) -> Iterator[Row]:
         draws = self.rule.draws_residuals(context)
-        judge = Judge(self.noise, self.store_topk, emits_choice=not draws, trunk_is_choices=False)
+        scaled = self.rule.name == Block.name
+        judge = Judge(
+            self.noise, self.store_topk, emits_choice=not draws, scaled=scaled, trunk_is_choices=False
+        )
         proposals = [proposal_of(row, context) for row in rows]
         for chunk in _chunks([1 + len(proposal) for proposal in proposals]):
             trees = [tree_rows(anchors[place], proposals[place]) for place in chunk]

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from dflash.drafters.base import Anchor, Proposal, SlotLaw
+from dflash.policy.block import block_residual_token
 from dflash.policy.noise import residual_exponentials
 from dflash.policy.speculative import residual_tokens
 from dflash.target.statistics import TargetLaw
@@ -17,14 +18,19 @@ Floats = NDArray[np.float64]
 
 
 def residual_columns(
-    anchor: Anchor, proposal: Proposal, law: TargetLaw, row: dict[str, Any], emits_choice: bool
+    anchor: Anchor,
+    proposal: Proposal,
+    law: TargetLaw,
+    row: dict[str, Any],
+    emits_choice: bool,
+    scaled: bool = False,
 ) -> dict[str, Any]:
     """`node_residual_mass` and `node_residual_token` [nodes].
 
     The mass is Σ_v max(0, P p(v) - q(v)) at the parent's slot, with q the law that the node was drawn from
     and P the capped ratio along the path to the parent (Sun et al. 2403.10444); it does not exist for
     deterministic q or at temperature 0. The token is the choice at the parent's slot for rules that emit
-    choices.
+    choices; else a draw from the residual, whose p is `scaled` by P under block verification.
     """
     choices = row["slot_choice"]
     tokens = np.array([choices[parent + 1] for parent in proposal.parents], dtype=np.int32)
@@ -38,19 +44,28 @@ def residual_columns(
         drawn = [proposal.tokens[node] for node in children]
         mass[children] = _masses(capped[parent + 1], law, parent + 1, q, drawn)
         if not emits_choice:
+            scale = capped[parent + 1] if scaled else None
             tokens[children] = _tokens(
-                anchor, law.p(parent + 1), q, drawn, paths[children[0]], choices[parent + 1]
+                anchor, law.p(parent + 1), q, drawn, paths[children[0]], choices[parent + 1], scale
             )
     return {"node_residual_mass": mass, "node_residual_token": tokens}
 
 
 def _tokens(
-    anchor: Anchor, p: Floats, q: SlotLaw, drawn: list[int], first_path: tuple[int, ...], choice: int
+    anchor: Anchor,
+    p: Floats,
+    q: SlotLaw,
+    drawn: list[int],
+    first_path: tuple[int, ...],
+    choice: int,
+    scale: float | None,
 ) -> list[int]:
     """One replacement a sibling, drawn on the residual noise of the siblings' slot."""
     whole_q = np.zeros_like(p)
     whole_q[q.tokens] = np.exp(q.log_q)
     noise = residual_exponentials(anchor.key, anchor.position, len(first_path), first_path[:-1], len(p))
+    if scale is not None:
+        return [block_residual_token(scale, p, whole_q, noise, int(choice))]
     return residual_tokens(p, whole_q, drawn, False, noise, int(choice))
 
 

@@ -28,6 +28,7 @@ from dflash.engine.recorder import Recorder, Totals
 from dflash.engine.resume import ResumedConversation
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
+from dflash.policy.block import Block
 from dflash.policy.context import RuleContext, slot_confidence
 from dflash.target.load import Target
 from dflash.target.model import TrunkModel

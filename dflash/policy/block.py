@@ -31,7 +31,6 @@ class Block(Rule):
     exactness_note = "on deterministic drafts; law-exact on sampled chains of fixed length"
     columns = ("node_token", *SAMPLED_COLUMNS)
     trees = False
-    live = False
     temperature_zero = "the same as greedy"
     source = "block verification, Sun et al., arXiv 2403.10444"
 
@@ -82,8 +81,9 @@ def capped_ratios(rounds: Rounds) -> F64:
     """Return P = min(1, P(parent) p/q) at every node of a batch of chains; `[N]`."""
     ratio = np.exp(rounds.present("node_logp") - rounds.present("node_logq"))
     capped: F64 = np.minimum(1.0, ratio)
-    for depth in range(2, int(rounds.node_depth.max(initial=0)) + 1):
-        nodes = np.flatnonzero(rounds.node_depth == depth)
+    counts, first = rounds.trees.counts, rounds.node_offsets[:-1]
+    for below in range(1, int(counts.max(initial=0))):
+        nodes = first[counts > below] + below
         capped[nodes] = np.minimum(1.0, capped[nodes - 1] * ratio[nodes])
     return capped
 
@@ -121,8 +121,9 @@ def largest_passing(rounds: Rounds, ok: Bool, slot_token: I64, excess: F64) -> D
     deepest = segment_max(np.where(ok, rounds.node_depth, 0), rounds.node_offsets, 0)
     last = np.where(deepest > 0, rounds.node_offsets[:-1] + deepest - 1, -1)
     tie = np.zeros(len(rounds), dtype=bool)
+    near = np.flatnonzero(np.abs(excess) < COIN_TIE)
     # coins before the accepted depth decide nothing
-    near = (np.abs(excess) < COIN_TIE) & (rounds.node_depth >= deepest[rounds.node_round])
+    near = near[rounds.node_depth[near] >= deepest[rounds.node_round[near]]]
     tie[rounds.node_round[near]] = True
     return end_at(rounds, last, slot_token, tie)
 
