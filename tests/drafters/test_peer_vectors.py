@@ -21,7 +21,7 @@ VECTORS = sorted((Path(__file__).parents[1] / "vectors" / "drafters").glob("*.sa
 def read(path):
     """The stored checkpoint's configuration, and its tensors, inputs and outputs."""
     with safe_open(path, "pt") as file:
-        config = json.loads(file.metadata()["config"])
+        config = json.loads(file.metadata()["peer"])["config"]
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     parts = ("weights", "inputs", "outputs")
     split = [

@@ -49,6 +49,7 @@ def write(path: Path, peer: str, model: Any, inputs: dict[str, Tensor], outputs:
     tensors |= {f"inputs.{name}": value for name, value in inputs.items()}
     tensors |= {f"outputs.{name}": value for name, value in outputs.items()}
     made = {name: version(name) for name in (peer, "torch", "transformers")}
-    metadata = {"config": json.dumps(config, sort_keys=True), "made_with": json.dumps(made, sort_keys=True)}
+    # one key: the order of several would differ from run to run
+    metadata = {"peer": json.dumps({"config": config, "made_with": made}, sort_keys=True)}
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
     print(path.name, *made.items(), file=sys.stderr)
