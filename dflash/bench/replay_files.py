@@ -223,7 +223,7 @@ def _live(made: Made, numbers: range, first: Array, draft: dict[str, Array], acc
     starts = np.flatnonzero(opens)
     since = before - before[starts][owner]
     bonus = draft["slot_choice"][rows, accepted]
-    columns = {name: values[rows] for name, values in draft.items()}
+    columns: dict[str, Any] = {name: values[rows] for name, values in draft.items()}
     if made.feature_bytes:
         noise = np.random.default_rng(numbers.start).bytes(made.feature_bytes * len(rows))
         size = made.feature_bytes
