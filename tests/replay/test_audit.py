@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 from audit_runs import audited, failed, foreign, rewritten, untested, verdict
 from jsonschema import Draft202012Validator
+from tiny_recorder import Recorder
 
 from dflash.cli.main import run
 from dflash.drafters.base import ProposalKind
 from dflash.drafters.fan import Fan
 from dflash.engine.prompts import text_prompt
+from dflash.policy.context import Proposal
 
 HONEST = {
     "greedy": {"drafter": "ngram", "branches": 3, "dense": True},
@@ -123,3 +125,30 @@ def test_a_failed_audit_exits_1(recorded, tmp_path, capsys):
 def test_other_questions_are_refused(root, words, capsys):
     assert run(["replay", str(root / "sample_runs" / "ngram-chain.parquet"), "--audit", *words]) == 2
     assert words[0].lstrip("-")[0] in capsys.readouterr().err
+
+
+def test_pieces_and_their_size_change_nothing(recorded, monkeypatch):
+    path = recorded(temperature=0.8, policy="speculative", branches=4, fan=Fan((2, 2)))
+    whole = audited(path)
+    monkeypatch.setattr("dflash.replay.audit.evidence._ROWS", 1)
+    pieces = audited(path)
+    for one, other in zip(whole.verdicts, pieces.verdicts, strict=True):
+        assert (one.status, one.places, one.near_ties) == (other.status, other.places, other.near_ties)
+        assert one.p_value == pytest.approx(other.p_value)
+
+
+def test_a_run_without_requests_tests_nothing(tmp_path):
+    found = audited(Recorder(requests=0).write(tmp_path / "empty.parquet"))
+    assert found.passed
+    assert untested(found) == {each.probe for each in found.verdicts}
+    assert all(each.reasons for each in found.verdicts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize("policy", ["match", "speculative"])
+def test_another_honest_recorder_passes(tmp_path, temperature, policy):
+    """A decoder of a few lines that shares nothing with the engine but the noise and the file."""
+    kind = Proposal.INDEPENDENT if policy == "speculative" else Proposal.SHARED
+    recorder = Recorder(policy, kind, temperature, branches=2, requests=6, dense=policy == "match")
+    found = audited(recorder.write(tmp_path / "run.parquet"))
+    assert found.passed, found.to_dict()

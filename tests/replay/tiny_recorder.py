@@ -243,7 +243,7 @@ class Recorder:
             "slot_cutoff": np.full(len(slot_token), -np.inf, dtype=np.float32),
             "slot_topk_token": best.ravel(),
             "slot_topk_logit": np.take_along_axis(logits, best, axis=1).ravel().astype(np.float32),
-            "draft_lse": np.where(inner, 1.0, np.nan).astype(np.float32),
+            "draft_lse": np.where(inner, np.logaddexp.reduce(scores, axis=1), np.nan).astype(np.float32),
             "draft_topk_token": order[inner].ravel(),
             "draft_topk_logit": np.take_along_axis(scores, order, axis=1)[inner].ravel(),
             "draft_topk_target_logit": np.take_along_axis(opinion, order, axis=1)[inner].ravel(),

@@ -16,7 +16,7 @@ from dflash.policy.noise import F64, I64
 from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool
-from dflash.replay.batch import Request, decided_batch, read_columns
+from dflash.replay.batch import Batch, Request, decided_batch, read_columns
 from dflash.replay.recorded import RECORDED_COLUMNS, Recorded
 
 JUDGED = (
@@ -26,6 +26,7 @@ JUDGED = (
     *("slot_argmax", "slot_choice", "slot_choice_logit", "slot_lse", "slot_lse_p", "slot_cutoff"),
     *("slot_topk_token", "slot_topk_logit"),
 )
+_ROWS = 8192
 # of a number stored in 32 bits, relative to it, and of what is computed with a few of them
 ROUNDING = 4e-7
 
@@ -109,23 +110,37 @@ class Evidence:
         return self.slack(slots, np.abs(top).max(axis=1, initial=0.0))
 
 
-def evidence(file: DraftFile, policy: Policy) -> Iterator[list[Evidence]]:
-    """Read a file; each row group by the contexts of its requests."""
-    columns = read_columns(file, {*JUDGED, *RECORDED_COLUMNS, "prompt_tokens", "trunk_logp"})
+def evidence(file: DraftFile, policy: Policy) -> Iterator[Iterator[Evidence]]:
+    """Read a file; each row group in pieces of whole requests that share a context."""
+    columns = read_columns(file, {*JUDGED, *RECORDED_COLUMNS, "prompt_tokens"})
     for table in file.tables(columns):
-        kind = table["kind"].to_numpy()
-        batch = decided_batch(file, table, kind != Kind.PROMPT_FEATURES)
+        batch = decided_batch(file, table, table["kind"].to_numpy() != Kind.PROMPT_FEATURES)
         rounds = batch.rounds(name for name in columns if name in JUDGED)
-        contexts = list(dict.fromkeys(request.context for request in batch.requests))
-        kinds = batch.table["kind"].to_numpy().astype(np.int64)
-        found = []
-        for context in contexts:
-            here: Bool = np.array([request.context == context for request in batch.requests])
-            rows = np.flatnonzero(here[batch.owner])
-            table_here = batch.table.take(pa.array(rows))
-            judged = rounds.take(rows)
-            owner = batch.owner[rows]
-            found.append(
-                Evidence(file, table_here, batch.requests, owner, kinds[rows], judged, context, policy)
+        kind = batch.table["kind"].to_numpy().astype(np.int64)
+        yield (
+            Evidence(
+                file,
+                batch.table.take(pa.array(rows)),
+                batch.requests,
+                batch.owner[rows],
+                kind[rows],
+                rounds.take(rows),
+                context,
+                policy,
             )
-        yield found
+            for context, rows in _pieces(batch)
+        )
+
+
+def _pieces(batch: Batch) -> Iterator[tuple[RuleContext, I64]]:
+    """The rows of each context, in pieces that keep the arrays small."""
+    for context in dict.fromkeys(request.context for request in batch.requests):
+        here: Bool = np.array([request.context == context for request in batch.requests])
+        rows = np.flatnonzero(here[batch.owner])
+        begins = np.flatnonzero(np.diff(batch.owner[rows], prepend=-1))
+        first = 0
+        for begin in begins[1:]:
+            if begin - first >= _ROWS:
+                yield context, rows[first:begin]
+                first = int(begin)
+        yield context, rows[first:]
