@@ -75,6 +75,8 @@ _MANY = click.IntRange(1, 2**31 - 1)
 @click.option("--texts", type=_MANY, default=4096, show_default=True, help="Written texts kept at once.")
 @click.option("--streams", type=_MANY, default=1024, show_default=True, help="Texts written at once.")
 @click.option("--length", type=click.IntRange(16), default=512, show_default=True, help="Tokens of a text.")
+@click.option("--longest-user", type=_MANY, default=256, show_default=True, help="Tokens of a user turn.")
+@click.option("--longest-answer", type=_MANY, default=192, show_default=True, help="Tokens of an answer.")
 @click.option("--rounds", type=_MANY, default=1, show_default=True, help="How often all texts are new.")
 @click.option(
     "--greedy",

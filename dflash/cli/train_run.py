@@ -22,6 +22,7 @@ from dflash.target.load import Target
 from dflash.target.sampling import Sampling
 from dflash.training.card import CARD, tally_facts, write_card
 from dflash.training.checkpoint import FILE
+from dflash.training.dialogue import Manners
 from dflash.training.draft_files import RecordedTexts
 from dflash.training.errors import NoRoomInWindow, OutputTaken
 from dflash.training.evaluation import first_prompt, tau_on
@@ -54,10 +55,10 @@ def run(as_json: bool, options: Mapping[str, Any]) -> int:
     training = Training(target, settings, texts, folder, pace, identity)
     with stages() as tell:
         drafter = training.run(options["resume"], tell)
+    export(drafter, folder, target)
     card = _card(training, texts, drafter)
     if judged:
         card["tau"] |= tau_on(drafter, target, judged, settings.text.judged)
-    export(drafter, folder, target)
     write_card(folder, card)
     emit({"schema": "dflash.train/1", "folder": str(folder)} | card, as_json, lambda console: None)
     if not as_json:
@@ -89,6 +90,7 @@ def train_settings(options: Mapping[str, Any]) -> TrainSettings:
             prompted=options["prompted"],
             held_out=options["held_out"],
             judged=options["max_new_tokens"],
+            manners=Manners(options["longest_user"], options["longest_answer"]),
         ),
         StepSettings(
             steps=options["steps"],

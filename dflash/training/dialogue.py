@@ -17,8 +17,8 @@ from dflash.training.script import ANSWER, USER, Headers, Stream
 class Manners:
     """How long turns may be, in tokens, and the temperature of users."""
 
-    longest_user: int = 128
-    longest_answer: int = 256
+    longest_user: int = 256
+    longest_answer: int = 192
     user_temperature: float = 1.0
 
 

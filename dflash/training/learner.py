@@ -27,6 +27,7 @@ class Learner:
 
     Attributes:
         done: Steps taken.
+        work: The update, captured once it has run a few times.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Learner:
         self._divergence = torch.zeros((), device=self.device)
         self._agreed = torch.zeros(drafter.config.drafts, device=self.device)
         self.muon, self.adam = self._optimisers()
-        self._work = Replayed(self._update, self.device, warm=3)
+        self.work = Replayed(self._update, self.device, warm=3)
 
     def step(self) -> None:
         """Take one step of the schedule."""
@@ -62,7 +63,7 @@ class Learner:
         for optimiser, share in ((self.muon, 1.0), (self.adam, self.settings.adam_share)):
             for group in optimiser.param_groups:
                 group["lr"].fill_(rate * share)
-        self._work()
+        self.work()
         self.done += 1
 
     def measured(self) -> tuple[float, list[float]]:

@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from dflash.target.model import cache_keyword
 
 ATTENTION = "dflash_grouped"
-BUCKET = 64
+BUCKET = 128
 
 
 class Step(NamedTuple):
@@ -68,7 +68,7 @@ class _LockstepCache(Cache):
 class Lockstep:
     """A transformers model that reads one token a stream and step; equal positions in all streams.
 
-    On CUDA the forward of every 64 positions is captured once and replayed.
+    On CUDA the forward of every 128 positions is captured once and replayed.
     """
 
     def __init__(self, model: Any, streams: int, capacity: int, taps: tuple[int, ...]) -> None:
@@ -85,7 +85,7 @@ class Lockstep:
         self._layer_types = sorted(set(getattr(config, "layer_types", None) or ()))
 
     def extent(self, position: int) -> int:
-        """Rows that the step at a position looks at: the end of its range of 64."""
+        """Rows that the step at a position looks at: the end of its range of 128."""
         return min(self.capacity, (position // BUCKET + 1) * BUCKET)
 
     @torch.inference_mode()

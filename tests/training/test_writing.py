@@ -14,7 +14,7 @@ from dflash.training.texts import Library
 from dflash.training.writing import write
 
 TAPS = (1,)
-LENGTH = 90
+LENGTH = 150
 
 
 @pytest.fixture(scope="module")
