@@ -115,9 +115,9 @@ class _Scheduler(Scheduler):
         state["length"][who] = np.where(low, np.maximum(length - 2, 1), length + longer)
         state["branches"][who] = np.where(low, np.maximum(branches - 1, 1), branches + wider)
         before = self._threshold(who)
-        state["shift"][who] = shift + (high.astype(np.int64) - low if control.moves_threshold else 0)
+        state["shift"][who] = shift + high.astype(np.int64) - low
         moved = self._threshold(who) != before
-        state["shift"][who] = np.where(moved | ~control.moves_threshold, state["shift"][who], shift)
+        state["shift"][who] = np.where(moved, state["shift"][who], shift)
         state["clipped"][who] = high & ~longer & ~wider
         changed = moved | (state["length"][who] != length) | (state["branches"][who] != branches)
         self._empty(who[changed])
