@@ -80,6 +80,13 @@ from dflash.replay.verdicts import VerdictWriter
     show_default=True,
     help="Weight-only quantisation of the target that rescores.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Processes that share the files of a run.",
+)
 @output_option("what each policy decided in every round, as Parquet (law-exact walks decide none),")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 @json_option
@@ -95,6 +102,7 @@ def replay(
     audit: bool,
     rescore: str | None,
     target_quant: str,
+    jobs: int,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -128,7 +136,7 @@ def replay(
             for file in run.files:
                 file.check_bytes()
     wanted = [Wanted(calibration, _cost(run, cost)) for run in runs]
-    results = _all(runs, asked, (check, not rejudge), wanted, output, overwrite)
+    results = _all(runs, asked, (check, not rejudge, jobs), wanted, output, overwrite)
     emit(document(results), as_json, lambda console: render(results, console))
     if output is not None:
         talk(f"verdicts: {output}")
@@ -157,7 +165,7 @@ def _cost(run: Run, place: str | None) -> CostModel | None:
 def _all(
     runs: Sequence[Run],
     asked: Sequence[Policy],
-    how: tuple[bool, bool],
+    how: tuple[bool, bool, int],
     wanted: Sequence[Wanted],
     output: Path | None,
     overwrite: bool,
@@ -174,6 +182,7 @@ def _all(
                 asked,
                 check=how[0],
                 dense=how[1],
+                jobs=how[2],
                 verdicts=writer,
                 progress=lambda: progress.advance(task),
                 wanted=more,

@@ -176,3 +176,13 @@ class StateMissing(DflashError):
             f"Request {request_id!r}, round {round_}: expected a control_state, since the recorded control "
             "is adaptive, found none. Record again."
         )
+
+
+class InOrderOnly(DflashError):
+    """Several jobs take files apart that a question follows in order."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"--jobs takes the files of a run apart, and {what} follows them in order. "
+            "Leave out --jobs, or ask without it."
+        )

@@ -38,9 +38,7 @@ def expectation(
     for policy in asked:
         require_within(policy, recorded.shape)
     rows = expect_all(files, asked, kind, int(recorded.shape.length or 0), progress)
-    marked = [
-        replace(row, recorded=same(policy, recorded)) for policy, row in zip(asked, rows, strict=True)
-    ]
+    marked = [replace(row, recorded=same(policy, recorded)) for policy, row in zip(asked, rows, strict=True)]
     return Replay(
         run_id=first.run_id,
         sources=tuple(Source(str(file.path), file.part, file.content_digest) for file in files),

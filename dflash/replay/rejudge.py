@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from dflash.draftfile.reader import DraftFile
@@ -12,6 +13,7 @@ from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
 from dflash.replay.batch import Batch, Part, batches, columns_of
 from dflash.replay.check import CHECK_COLUMNS, Check
+from dflash.replay.jobs import Pass, count_over
 from dflash.replay.result import PolicyRow, policy_row
 from dflash.replay.state_check import STATE_CHECK_COLUMNS
 from dflash.replay.statistics import resampled
@@ -39,27 +41,56 @@ def rejudge(
     policies: Sequence[Policy],
     recorded: Policy,
     checker: Check | None,
-    verdicts: VerdictWriter | None,
-    progress: Callable[[], None],
     collectors: Sequence[Sequence[Collector]],
+    going: Pass,
 ) -> list[PolicyRow]:
     """Decide the live rounds of a run under several policies; one row a policy.
 
     Args:
         recorded: the policy that decided them.
         checker: takes every recorded decision.
-        verdicts: takes every decision.
-        progress: called after each row group.
         collectors: of each policy.
     """
     tallies = [Tally(collectors=some) for some in collectors]
     steered = [
         Steered(policy, recorded, files[0]) if policy.control.adaptive else None for policy in policies
     ]
-    states = STATE_COLUMNS if recorded.control.adaptive else ()
-    more = {name for some in collectors for collector in some for name in collector.columns}
+    count = partial(
+        _count,
+        policies=policies,
+        recorded=recorded,
+        steered=steered,
+        checker=checker,
+        verdicts=going.verdicts,
+    )
+    # what a control has seen stays in one process
+    jobs = 1 if any(steered) else going.jobs
+    count_over(files, tallies, count, jobs, going.progress)
+    rows = [
+        policy_row(policy, recorded, tally, tallies[0], interval)
+        for policy, tally, interval in zip(policies, tallies, resampled(tallies), strict=True)
+    ]
+    return [
+        row if control is None else replace(row, remarks=(*row.remarks, control.remark))
+        for row, control in zip(rows, steered, strict=True)
+    ]
+
+
+def _count(
+    files: Sequence[DraftFile],
+    tallies: Sequence[Tally],
+    progress: Callable[[], None],
+    *,
+    policies: Sequence[Policy],
+    recorded: Policy,
+    steered: Sequence[Steered | None],
+    checker: Check | None,
+    verdicts: VerdictWriter | None,
+) -> None:
+    more = {name for tally in tallies for collector in tally.collectors for name in collector.columns}
+    more |= {*STATE_COLUMNS} if recorded.control.adaptive else set()
     for file in files:
-        columns = {*columns_of(policies, file), *TALLY_COLUMNS, *more, *states}
+        columns = {*columns_of(policies, file), *TALLY_COLUMNS, *more}
         if checker is not None:
             columns |= {*columns_of([recorded], file), *CHECK_COLUMNS}
             columns |= {*STATE_CHECK_COLUMNS} if checker.states is not None else set()
@@ -74,14 +105,6 @@ def rejudge(
             if checker is not None:
                 checker.add(batch, rounds, parts)
             progress()
-    rows = [
-        policy_row(policy, recorded, tally, tallies[0], interval)
-        for policy, tally, interval in zip(policies, tallies, resampled(tallies), strict=True)
-    ]
-    return [
-        row if control is None else replace(row, remarks=(*row.remarks, control.remark))
-        for row, control in zip(rows, steered, strict=True)
-    ]
 
 
 def _judged(

@@ -13,7 +13,8 @@ from dflash.policy.rule import Exactness
 from dflash.policy.shape import Shape
 from dflash.replay.check import Check
 from dflash.replay.details import Details, Wanted
-from dflash.replay.errors import ShapeBeyondRecording
+from dflash.replay.errors import InOrderOnly, ShapeBeyondRecording
+from dflash.replay.jobs import Pass
 from dflash.replay.rejudge import rejudge
 from dflash.replay.rescored import require_own_contexts, said_of_contexts
 from dflash.replay.result import PolicyRow, Replay, Source, check_report
@@ -70,8 +71,9 @@ def replay(
     progress: Callable[[], None] = lambda: None,
     collectors: Sequence[Sequence[Collector]] = (),
     wanted: Wanted = Wanted(),
+    jobs: int = 1,
 ) -> Replay:
-    """Replay a run under several policies.
+    """Replay a run under several policies, every file read once by each way of replaying.
 
     Args:
         files: of one run, in order.
@@ -82,51 +84,73 @@ def replay(
         progress: called after each row group of each pass.
         collectors: of each policy, in the order of `policies`; they count along.
         wanted: what to tell beside acceptance.
+        jobs: processes that share the files.
 
     Raises:
         ShapeBeyondRecording: a policy asks for more than was drafted.
         ContextsOfAnother: rescored drafts are to be walked or checked.
+        InOrderOnly: several jobs, and something that follows the files in order.
     """
     first = files[0]
     recorded = recorded_policy(first)
     asked = tuple(policies) or (recorded,)
     walkable = dense and first.header.dense
     require_own_contexts(first, walkable, check)
-    ways = _ways(asked, first, recorded, walkable)
+    if jobs > 1:
+        _require_apart(asked, check, verdicts)
     checker = _checker(recorded, first) if check else None
-    rows: dict[int, PolicyRow] = {}
     details = Details.of(wanted, asked, largest_shape(first) if walkable else recorded.shape)
-    more = details.collectors(collectors)
-
-    def settle(way: Way, judge: Callable[[list[Policy], _Collectors], list[PolicyRow]]) -> None:
-        chosen = [index for index, found in enumerate(ways) if found is way]
-        if chosen or (checker is not None and way is Way.REJUDGE):
-            found = judge([asked[index] for index in chosen], [more[index] for index in chosen])
-            rows.update(zip(chosen, found, strict=True))
-
-    strict = _emits_choices(recorded, context_from_header(first.header.raw))
-    settle(Way.REJUDGE, lambda some, by: rejudge(files, some, recorded, checker, verdicts, progress, by))
-    settle(Way.WALK, lambda some, by: walk_all(files, some, strict, verdicts, progress, by))
-    settle(Way.LAW, lambda some, by: law_all(files, some, progress, by))
+    ways = _ways(asked, first, recorded, walkable)
+    going = Pass(verdicts, progress, jobs)
+    rows = _rows(files, asked, ways, recorded, checker, details.collectors(collectors), going)
     if checker is not None:
         checker.close()
-    if checker is not None and first.header.dense:
-        for file in files:
+        for file in files if first.header.dense else ():
             checker.add_dense(file, recorded)
     return Replay(
         run_id=first.run_id,
         sources=tuple(Source(str(file.path), file.part, file.content_digest) for file in files),
         recorded=recorded,
         requests=sum(file.requests for file in files),
-        rows=said_of_contexts(
-            first,
-            details.filled(
-                [replace(rows[index], recorded=same(policy, recorded)) for index, policy in enumerate(asked)]
-            ),
-        ),
+        rows=said_of_contexts(first, details.filled(rows)),
         check=None if checker is None else check_report(checker),
         cost=wanted.cost,
     )
+
+
+def _rows(
+    files: Sequence[DraftFile],
+    asked: Sequence[Policy],
+    ways: Sequence[Way],
+    recorded: Policy,
+    checker: Check | None,
+    collectors: _Collectors,
+    going: Pass,
+) -> list[PolicyRow]:
+    rows: dict[int, PolicyRow] = {}
+
+    def settle(way: Way, judge: Callable[[list[Policy], _Collectors], list[PolicyRow]]) -> None:
+        chosen = [index for index, found in enumerate(ways) if found is way]
+        if chosen or (checker is not None and way is Way.REJUDGE):
+            found = judge([asked[index] for index in chosen], [collectors[index] for index in chosen])
+            rows.update(zip(chosen, found, strict=True))
+
+    strict = _emits_choices(recorded, context_from_header(files[0].header.raw))
+    settle(Way.REJUDGE, lambda some, by: rejudge(files, some, recorded, checker, by, going))
+    settle(Way.WALK, lambda some, by: walk_all(files, some, strict, by, going))
+    settle(Way.LAW, lambda some, by: law_all(files, some, by, going))
+    return [replace(rows[index], recorded=same(policy, recorded)) for index, policy in enumerate(asked)]
+
+
+def _require_apart(asked: Sequence[Policy], check: bool, verdicts: VerdictWriter | None) -> None:
+    """Refuse several jobs for what one file hands on to the next."""
+    if check:
+        raise InOrderOnly("--check")
+    if verdicts is not None:
+        raise InOrderOnly("the file of -o")
+    for policy in asked:
+        if policy.control.adaptive:
+            raise InOrderOnly(f"control {policy.control.name!r}")
 
 
 def _ways(asked: Sequence[Policy], first: DraftFile, recorded: Policy, walkable: bool) -> list[Way]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +19,11 @@ from dflash.replay.batch import Part, columns_of
 from dflash.replay.check import LISTED
 from dflash.replay.controlled import ControlledWalk
 from dflash.replay.dense import DenseBatch, dense_batches
+from dflash.replay.jobs import Pass, count_over
 from dflash.replay.law_exact import LAW_COLUMNS, Lengths, joined, lengths, reach
 from dflash.replay.near_ties import NearTie
 from dflash.replay.result import PolicyRow, WalkFacts, open_row, tally_row
-from dflash.replay.statistics import per_round, resampled, tau
+from dflash.replay.statistics import Interval, draws_of, interval_of, per_round, resampled, tau
 from dflash.replay.steered import largest_shape, step_time_of
 from dflash.replay.tally import Collector, Tally
 from dflash.replay.verdicts import VerdictWriter
@@ -113,9 +115,8 @@ def walk_all(
     files: Sequence[DraftFile],
     policies: Sequence[Policy],
     strict: bool,
-    verdicts: VerdictWriter | None,
-    progress: Callable[[], None],
     collectors: Sequence[Sequence[Collector]],
+    going: Pass,
 ) -> list[PolicyRow]:
     """Walk every request under several policies.
 
@@ -124,7 +125,37 @@ def walk_all(
         collectors: of each policy.
     """
     tallies = [WalkTally(Tally(collectors=some)) for some in collectors]
-    more = {name for some in collectors for collector in some for name in collector.columns}
+    count = partial(_count_walks, policies=policies, strict=strict, verdicts=going.verdicts)
+    # what ties requests together may tie those of two files
+    jobs = 1 if any(policy.control.couples for policy in policies) else going.jobs
+    count_over(files, tallies, count, jobs, going.progress)
+    wholes = resampled([tally.all for tally in tallies])
+    # alone a policy has nobody to share rounds with
+    common = resampled([tally.common for tally in tallies]) if len(tallies) > 1 else wholes
+    kept = _kept_intervals(tallies)
+    rows = []
+    for index, (policy, tally, whole, interval) in enumerate(
+        zip(policies, tallies, wholes, kept, strict=True)
+    ):
+        simulated = _simulated(policy, files[0].header.lanes)
+        row = _walk_row(tally_row(policy, tally.all, whole), tally, interval, simulated)
+        mean, base = (tau(item.common.lengths().sum(axis=0)) for item in (tally, tallies[0]))
+        if index and mean is not None and base is not None:
+            row = replace(row, difference=mean - base, difference_interval=common[index].difference)
+        rows.append(row)
+    return rows
+
+
+def _count_walks(
+    files: Sequence[DraftFile],
+    tallies: Sequence[WalkTally],
+    progress: Callable[[], None],
+    *,
+    policies: Sequence[Policy],
+    strict: bool,
+    verdicts: VerdictWriter | None,
+) -> None:
+    more = {name for tally in tallies for collector in tally.all.collectors for name in collector.columns}
     read = {name for policy in policies for name in policy.control.columns}
     walkers = [walker(policy, files[0]) for policy in policies]
     for file in files:
@@ -144,17 +175,6 @@ def walk_all(
             for tally, some in zip(tallies, marks, strict=True):
                 tally.add_common(some, last)
             progress()
-    wholes = resampled([tally.all for tally in tallies])
-    # alone a policy has nobody to share rounds with
-    common = resampled([tally.common for tally in tallies]) if len(tallies) > 1 else wholes
-    rows = []
-    for index, (policy, tally, whole) in enumerate(zip(policies, tallies, wholes, strict=True)):
-        row = _walk_row(tally_row(policy, tally.all, whole), tally, _simulated(policy, files[0].header.lanes))
-        mean, base = (tau(item.common.lengths().sum(axis=0)) for item in (tally, tallies[0]))
-        if index and mean is not None and base is not None:
-            row = replace(row, difference=mean - base, difference_interval=common[index].difference)
-        rows.append(row)
-    return rows
 
 
 class StaticWalk:
@@ -200,7 +220,21 @@ def _simulated(policy: Policy, lanes: int) -> tuple[str, ...]:
     )
 
 
-def _walk_row(row: PolicyRow, tally: WalkTally, simulated: tuple[str, ...]) -> PolicyRow:
+def _kept_intervals(tallies: Sequence[WalkTally]) -> list[Interval | None]:
+    """Return the interval of tokens kept per round of each policy, over the same resamples of requests."""
+    kept = [np.concatenate(tally.kept) for tally in tallies]
+    rounds = [tally.all.lengths().sum(axis=1) for tally in tallies]
+    used = rounds[0] > 0
+    if used.sum() < 2:
+        return [None] * len(tallies)
+    columns = np.column_stack([column[used] for pair in zip(kept, rounds, strict=True) for column in pair])
+    draws = draws_of(columns.astype(np.float64), len(columns))
+    return [interval_of(draws[:, place] / draws[:, place + 1]) for place in range(0, 2 * len(tallies), 2)]
+
+
+def _walk_row(
+    row: PolicyRow, tally: WalkTally, kept_interval: Interval | None, simulated: tuple[str, ...]
+) -> PolicyRow:
     kept, covered, outputs = (np.concatenate(part) for part in (tally.kept, tally.covered, tally.outputs))
     rounds = tally.all.lengths().sum(axis=1).astype(np.float64)
     total = int(outputs.sum())
@@ -209,7 +243,7 @@ def _walk_row(row: PolicyRow, tally: WalkTally, simulated: tuple[str, ...]) -> P
         left_trunk=tally.left_trunk,
         clipped=tally.clipped,
         near_ties=tally.near_ties,
-        listed=tuple(tally.listed),
+        listed=tuple(tally.listed[:LISTED]),
     )
     return replace(
         row,
@@ -217,30 +251,48 @@ def _walk_row(row: PolicyRow, tally: WalkTally, simulated: tuple[str, ...]) -> P
         remarks=(*row.remarks, *simulated),
         emitted=int(kept.sum()),
         emitted_per_round=float(kept.sum() / rounds.sum()) if rounds.sum() else None,
-        emitted_interval=per_round(kept, rounds, np.zeros(len(rounds))),
+        emitted_interval=kept_interval,
         walked=facts,
     )
+
+
+@dataclass(slots=True)
+class LawTally:
+    """The law of one policy's rounds, a row group each."""
+
+    collectors: Sequence[Collector] = ()
+    parts: list[Lengths] = field(default_factory=list)
 
 
 def law_all(
     files: Sequence[DraftFile],
     policies: Sequence[Policy],
-    progress: Callable[[], None],
     collectors: Sequence[Sequence[Collector]],
+    going: Pass,
 ) -> list[PolicyRow]:
     """Give the law of the rounds of several policies along every trunk."""
-    found: list[list[Lengths]] = [[] for _ in policies]
+    tallies = [LawTally(some) for some in collectors]
+    count_over(files, tallies, partial(_count_laws, policies=policies), going.jobs, going.progress)
+    return [_law_row(policy, joined(tally.parts)) for policy, tally in zip(policies, tallies, strict=True)]
+
+
+def _count_laws(
+    files: Sequence[DraftFile],
+    tallies: Sequence[LawTally],
+    progress: Callable[[], None],
+    *,
+    policies: Sequence[Policy],
+) -> None:
     for file in files:
         for dense in dense_batches(file, {*LAW_COLUMNS, "node_token"}):
             context = dense.trunk.mean_context(dense.batch.table)
-            for policy, parts, some in zip(policies, found, collectors, strict=True):
+            for policy, tally in zip(policies, tallies, strict=True):
                 length = policy.shape.length
                 longest = int(file.header.shape["length"]) if length is None else length
-                parts.append(lengths(dense, reach(dense, longest, policy.rule)))
-                for collector in some:
-                    collector.count_law(longest, parts[-1].rounds, parts[-1].tokens, context)
+                tally.parts.append(lengths(dense, reach(dense, longest, policy.rule)))
+                for collector in tally.collectors:
+                    collector.count_law(longest, tally.parts[-1].rounds, tally.parts[-1].tokens, context)
             progress()
-    return [_law_row(policy, joined(parts)) for policy, parts in zip(policies, found, strict=True)]
 
 
 def _law_row(policy: Policy, law: Lengths) -> PolicyRow:

@@ -1,0 +1,95 @@
+"""Counting over the files of a run: here, or each file in a process of its own, its counts then merged.
+
+A request never crosses a file, so counts of requests follow each other, and all other counts add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
+from dataclasses import fields
+from multiprocessing import get_context
+from typing import Any, NamedTuple, TypeVar
+
+from dflash.draftfile.reader import DraftFile
+from dflash.replay.tally import Collector, Tally
+from dflash.replay.verdicts import VerdictWriter
+
+Counts = TypeVar("Counts")
+Progress = Callable[[], None]
+Count = Callable[[Sequence[DraftFile], Sequence[Counts], Progress], None]
+
+
+class Pass(NamedTuple):
+    """What goes along with a pass over the files of a run.
+
+    Attributes:
+        verdicts: takes every decision.
+        progress: called after each row group.
+        jobs: processes to share the files; 1 stays in this one.
+    """
+
+    verdicts: VerdictWriter | None = None
+    progress: Progress = lambda: None
+    jobs: int = 1
+
+
+def count_over(
+    files: Sequence[DraftFile], into: Sequence[Counts], count: Count[Counts], jobs: int, progress: Progress
+) -> None:
+    """Fill `into` from the files of one run.
+
+    Args:
+        into: fresh counts.
+        count: adds files to counts; can be pickled if there are several jobs.
+        jobs: processes to share the files; 1 stays in this one.
+        progress: called once a row group.
+    """
+    if jobs == 1 or len(files) == 1:
+        count(files, into, progress)
+        return
+    # a forked process would inherit locks that Arrow's threads hold
+    with ProcessPoolExecutor(min(jobs, len(files)), mp_context=get_context("spawn")) as pool:
+        found = [pool.submit(_apart, count, file, deepcopy(into)) for file in files]
+        for file, future in zip(files, found, strict=True):
+            for total, more in zip(into, future.result(), strict=True):
+                merge(total, more)
+            for _ in range(file.row_groups):
+                progress()
+
+
+def merge(total: Any, more: Any) -> None:
+    """Add the counts of further files to a dataclass of counts, in place."""
+    for item in fields(total):
+        setattr(total, item.name, _joined(getattr(total, item.name), getattr(more, item.name)))
+
+
+def _joined(one: Any, other: Any) -> Any:
+    match one:
+        case bool():
+            return one or other
+        case int():
+            return one + other
+        case list():
+            return one + other
+        case set():
+            return one | other
+        case dict():
+            return {key: _joined(value, other[key]) for key, value in one.items()}
+        case tuple():
+            for total, more in zip(one, other, strict=True):
+                _joined(total, more)
+        case Tally() | Collector():
+            merge(one, other)
+    # all else is a setting that both share
+    return one
+
+
+def _apart(count: Count[Counts], file: DraftFile, into: Sequence[Counts]) -> Sequence[Counts]:
+    count([file], into, _silent)
+    return into
+
+
+def _silent() -> None:
+    """Nobody watches a process of its own."""

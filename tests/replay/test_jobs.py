@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_recorder import Recorder
+
+from dflash.cli.main import run
+from dflash.draftfile.run import open_run
+from dflash.policy.context import Proposal
+from dflash.policy.registry import parse_policy
+from dflash.replay.details import Wanted
+from dflash.replay.errors import InOrderOnly
+from dflash.replay.run import replay
+
+
+def parts(folder, **given):
+    recorder = Recorder("match", Proposal.INDEPENDENT, 0.8, requests=3, **given)
+    for part in range(3):
+        recorder.write(folder / f"{part}.parquet", part=part, parts=3)
+    return open_run([folder]).files
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_jobs_change_nothing_but_where_files_are_counted(tmp_path, dense):
+    """A dense run is walked under `match` and lossy rules, and in law under `speculative`."""
+    files = parts(tmp_path, dense=dense)
+    policies = [parse_policy(text) for text in ("match", "speculative", "threshold:t=0.3,length=2")]
+    steps: list[int] = []
+    alone, shared = (
+        replay(files, policies, wanted=Wanted(calibration=True), jobs=jobs, progress=lambda: steps.append(1))
+        for jobs in (1, 2)
+    )
+    assert shared.to_dict() == alone.to_dict()
+    assert sum(row.rounds for row in alone.rows) > 0
+    assert len(steps) == 2 * len(files) * (2 if dense else 1)
+
+
+def test_what_follows_the_files_in_order_is_not_taken_apart(tmp_path, capsys):
+    files = parts(tmp_path)
+    with pytest.raises(InOrderOnly, match="window"):
+        replay(files, [parse_policy("match:control=window")], jobs=2)
+    assert run(["replay", str(tmp_path), "--jobs", "2", "--check"]) == 2
+    assert "--check" in capsys.readouterr().err
+    out = tmp_path / "out" / "verdicts.parquet"
+    out.parent.mkdir()
+    assert run(["replay", str(tmp_path), "--jobs", "2", "-o", str(out)]) == 2
+    assert list(out.parent.glob("*.parquet*")) == []
+    capsys.readouterr()
+    assert run(["replay", str(tmp_path), "--jobs", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["policies"][0]["rounds"] > 0
