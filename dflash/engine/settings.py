@@ -69,10 +69,10 @@ class RecordSettings:
         """Refuse a control that lacks what it needs, before a model is loaded."""
         control, largest = self.policy.control, Shape(self.length, self.branches)
         control.scheduler(frame_of(self.policy.rule, self.policy.shape, largest, self.step_time), 1)
-        if self.resume and control.streams:
+        if self.resume and control.couples:
             raise UsageError(
-                f"The control {control.name} carries its state from request to request, which a resumed run "
-                "would start anew; record again, or use a control of scope request."
+                f"The control {control.name} ties requests together, and those that a resumed run keeps are "
+                "over; record again, or use a control of scope request that does not look at the batch."
             )
 
     def _check_fan(self) -> None:

@@ -19,7 +19,7 @@ from dflash.replay.walk import Walked, steps_of, walked
 
 
 class ControlledWalk:
-    """One policy's walk through the row groups of a run; a coupling control goes on from one to the next.
+    """One policy's walk through the row groups of a file; a coupling control goes on from one to the next.
 
     Args:
         policy: whose control is adaptive.

@@ -90,6 +90,9 @@ def _count(
     more = {name for tally in tallies for collector in tally.collectors for name in collector.columns}
     more |= {*STATE_COLUMNS} if recorded.control.adaptive else set()
     for file in files:
+        for control in steered:
+            if control is not None:
+                control.begin()
         columns = {*columns_of(policies, file), *TALLY_COLUMNS, *more}
         if checker is not None:
             columns |= {*columns_of([recorded], file), *CHECK_COLUMNS}

@@ -70,13 +70,15 @@ class StateCheck:
         """Return the rounds whose state does not follow, in the order in which they ran."""
         policy, file = self.policy, self.file
         frame = frame_of(policy.rule, policy.shape, largest_shape(file), step_time_of(file))
-        controller = Controller(policy.control, frame, self._requests)
-        turns: dict[int, list[_Row]] = {}
+        turns: dict[str, dict[int, list[_Row]]] = {}
         for row in self._rows:
-            turns.setdefault(row.turn, []).append(row)
+            turns.setdefault(row.place[0], {}).setdefault(row.turn, []).append(row)
         found = []
-        for turn in sorted(turns):
-            found += self._turn(controller, turns[turn])
+        for steps in turns.values():
+            # every part of a run comes from an engine of its own
+            controller = Controller(policy.control, frame, self._requests)
+            for turn in sorted(steps):
+                found += self._turn(controller, steps[turn])
         return found
 
     def _turn(self, controller: Controller, rows: list[_Row]) -> list[WrongState]:

@@ -39,7 +39,12 @@ class Steered:
         largest = largest_shape(file) if recorded.control.adaptive else recorded.shape
         self.frame = frame_of(policy.rule, policy.shape, largest, step_time_of(file))
         self.lanes = file.header.lanes
-        self._coupled = Controller(policy.control, self.frame, self.lanes) if policy.control.couples else None
+        self._coupled: Controller | None = None
+
+    def begin(self) -> None:
+        """Start a file: every part of a run comes from an engine of its own."""
+        if self.policy.control.couples:
+            self._coupled = Controller(self.policy.control, self.frame, self.lanes)
 
     @property
     def remark(self) -> str:

@@ -126,9 +126,7 @@ def walk_all(
     """
     tallies = [WalkTally(Tally(collectors=some)) for some in collectors]
     count = partial(_count_walks, policies=policies, strict=strict, verdicts=going.verdicts)
-    # what ties requests together may tie those of two files
-    jobs = 1 if any(policy.control.couples for policy in policies) else going.jobs
-    count_over(files, tallies, count, jobs, going.progress)
+    count_over(files, tallies, count, going.jobs, going.progress)
     wholes = resampled([tally.all for tally in tallies])
     # alone a policy has nobody to share rounds with
     common = resampled([tally.common for tally in tallies]) if len(tallies) > 1 else wholes
@@ -157,8 +155,9 @@ def _count_walks(
 ) -> None:
     more = {name for tally in tallies for collector in tally.all.collectors for name in collector.columns}
     read = {name for policy in policies for name in policy.control.columns}
-    walkers = [walker(policy, files[0]) for policy in policies]
     for file in files:
+        # every part of a run comes from an engine of its own
+        walkers = [walker(policy, file) for policy in policies]
         columns = {*columns_of(policies, file), *WALK_COLUMNS, *more, *read}
         for dense in dense_batches(file, columns):
             parts = [marked(dense, part) for part in dense.batch.parts(dense.batch.rounds(columns))]
@@ -189,7 +188,7 @@ class StaticWalk:
 
 
 def walker(policy: Policy, file: DraftFile) -> StaticWalk | ControlledWalk:
-    """Return what follows a policy through the files of a run, the first of which is given.
+    """Return what follows a policy through a file.
 
     Raises:
         StepTimeMissing: the control predicts step times, and the header has no profile.
