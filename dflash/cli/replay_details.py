@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash.cli.cost_text import render_cost
+from dflash.policy.rule import Exactness
 from dflash.replay.branching import BRANCHING_DEFINITIONS, Branches
 from dflash.replay.calibration import CALIBRATION_DEFINITIONS, Calibrated
 from dflash.replay.cost import COST_DEFINITIONS
@@ -45,7 +46,7 @@ def _lines(row: PolicyRow) -> list[str]:
         lines.append(_knee(row.knee))
     if row.branching is not None:
         lines.append(_branching(row.branching))
-    if row.calibration == ():
+    if row.calibration == () and row.exactness != Exactness.LAW:
         lines.append("no reached node has a confidence or a margin, so that nothing can be calibrated")
     return lines
 

@@ -98,7 +98,9 @@ def _positions(rows: Sequence[PolicyRow]) -> Table:
     for row in (row for row in rows if row.acceptance):
         shown = row.acceptance[:deepest]
         table.add_row(row.policy, "marginal", *(_number(item.marginal) for item in shown))
+        table.add_row("", "95 %", *(_interval(item.interval) for item in shown), style="dim")
         table.add_row("", "conditional", *(_number(item.conditional) for item in shown))
+        table.add_row("", "95 %", *(_interval(item.conditional_interval) for item in shown), style="dim")
     return table
 
 

@@ -41,6 +41,7 @@ class Acceptance(NamedTuple):
     interval: Interval | None
     reached: float
     conditional: float | None
+    conditional_interval: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,9 @@ def _acceptance(lengths: Any, reached: Any, resampled: Resampled) -> tuple[Accep
         count = int(accepted[index]) if index < len(accepted) else 0
         interval = resampled.marginal[index] if index < len(resampled.marginal) else None
         rate = count / rounds if rounds else None
-        rows.append(Acceptance(index + 1, count, rate, interval, tried, count / tried if tried else None))
+        given = resampled.conditional[index] if index < len(resampled.conditional) else None
+        share = count / tried if tried else None
+        rows.append(Acceptance(index + 1, count, rate, interval, tried, share, given))
     return tuple(rows)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash.policy.noise import F64, I64
+from dflash.policy.topology import Bool
 from dflash.replay.tally import Tally
 
 RESAMPLES = 2000
@@ -35,6 +36,7 @@ class Resampled(NamedTuple):
         marginal: interval of the marginal acceptance at each position, from 1.
         marginal_difference: interval of it minus the first policy's, on the same resamples.
         knee: interval of `bend`.
+        conditional: interval of the conditional acceptance at each position that was tried, from 1.
     """
 
     tau: Interval | None
@@ -42,6 +44,7 @@ class Resampled(NamedTuple):
     marginal: tuple[Interval | None, ...]
     marginal_difference: tuple[Interval | None, ...]
     knee: Interval | None = None
+    conditional: tuple[Interval | None, ...] = ()
 
 
 def tau(lengths: I64) -> float | None:
@@ -83,21 +86,23 @@ def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
     if requests < 2:
         none = [(None,) * (count.shape[1] - 1) for count in counts]
         return [Resampled(None, None, positions, positions) for positions in none]
-    sums = np.concatenate([_sums(count) for count in counts], axis=1)
-    draws = draws_of(sums, requests)
+    depths = [_depths(tally, used) for tally in tallies]
+    sums = [_sums(count, depth) for count, depth in zip(counts, depths, strict=True)]
+    draws = draws_of(np.concatenate(sums, axis=1), requests)
     results: list[Resampled] = []
     first, column = None, 0
-    for tally, count in zip(tallies, counts, strict=True):
-        width = count.shape[1] + 1
-        rounds, accepted, reach = np.split(draws[:, column : column + width], [1, 2], axis=1)
-        column += width
+    for count, part in zip(counts, sums, strict=True):
+        own = draws[:, column : column + part.shape[1]]
+        column += part.shape[1]
+        rounds, accepted, reach, tried = np.split(own, [1, 2, 1 + count.shape[1]], axis=1)
         ratio, share = 1.0 + accepted / rounds, reach / rounds
         first = (ratio, share) if first is None else first
         base = _padded(first[1], share.shape[1])
-        marginal, difference = (tuple(map(interval_of, part.T)) for part in (share, share - base))
-        knee = interval_of(bend(share, tally.reached().shape[1] - 1).astype(np.float64))
+        marginal, difference = (tuple(map(interval_of, shares.T)) for shares in (share, share - base))
+        knee = interval_of(bend(share, tried.shape[1]).astype(np.float64))
         against = interval_of(ratio - first[0])
-        results.append(Resampled(interval_of(ratio), against, marginal, difference, knee))
+        conditional = _conditional(reach, tried)
+        results.append(Resampled(interval_of(ratio), against, marginal, difference, knee, conditional))
     return results
 
 
@@ -124,10 +129,23 @@ def _padded(share: F64, width: int) -> F64:
     return np.pad(share, ((0, 0), (0, max(0, width - share.shape[1]))))[:, :width]
 
 
-def _sums(lengths: I64) -> F64:
-    """Columns to add up over requests: rounds, accepted nodes, rounds that accepted at least 1, 2, ..."""
+def _depths(tally: Tally, used: Bool) -> I64:
+    """Depths tried by the requests in use; none where only lengths were counted."""
+    reached = tally.reached()
+    return reached[used] if len(reached) else np.zeros((int(used.sum()), 1), dtype=np.int64)
+
+
+def _conditional(reach: F64, tried: F64) -> tuple[Interval | None, ...]:
+    """A position that some resample never tried has no interval."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = _padded(reach, tried.shape[1]) / tried
+    return tuple(interval_of(column) if np.isfinite(column).all() else None for column in share.T)
+
+
+def _sums(lengths: I64, reached: I64) -> F64:
+    """Columns to add up: rounds, accepted nodes, rounds that accepted and that tried at least 1, 2, ..."""
     columns = (lengths.sum(axis=1), lengths @ np.arange(lengths.shape[1]))
-    return np.column_stack([*columns, at_least(lengths)]).astype(np.float64)
+    return np.column_stack([*columns, at_least(lengths), at_least(reached)]).astype(np.float64)
 
 
 def draws_of(sums: F64, requests: int) -> F64:

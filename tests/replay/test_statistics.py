@@ -67,3 +67,27 @@ def test_sums_of_unequal_width_add_up():
     total = stacked_sum([np.array([[1, 2]]), np.array([[1, 0, 5]])], 1)
     assert total.tolist() == [[2, 2, 5]]
     assert stacked_sum([], 2).tolist() == [[0], [0]]
+
+
+def test_conditional_acceptance_is_resampled_with_what_was_tried():
+    class Counted:
+        def __init__(self, lengths, reached):
+            self.lengths, self.reached = (lambda: lengths), (lambda: reached)
+
+    random = np.random.default_rng(4)
+    depth = 3
+    accepted = random.binomial(depth, 0.6, (30, 40))
+    lengths = np.stack([np.bincount(row, minlength=depth + 1) for row in accepted])
+    tried = np.stack([np.bincount(np.minimum(row + 1, depth), minlength=depth + 1) for row in accepted])
+    (found,) = resampled([Counted(lengths, tried)])
+    for position in range(1, depth + 1):
+        reached = (np.minimum(accepted + 1, depth) >= position).sum()
+        share = (accepted >= position).sum() / reached
+        low, high = found.conditional[position - 1]
+        assert low < share < high
+        # rounds are independent here: the width of a proportion
+        assert high - low == pytest.approx(3.92 * np.sqrt(share * (1 - share) / reached), rel=0.5)
+    seldom = np.zeros((30, 4), dtype=np.int64)
+    seldom[:, 0], seldom[0, 0], seldom[0, 3] = 5, 4, 1
+    (found,) = resampled([Counted(seldom, np.minimum(np.roll(seldom, 1, axis=1), 9))])
+    assert found.conditional[-1] is None
