@@ -83,7 +83,7 @@ class Policy:
 
         A rule that takes q for the law of a draft loses that where a cut has looked at the draft.
         """
-        peeking = self.rule.judges_q(context) and self._peeks(context)
+        peeking = self.rule.judges_q(context) and self.peeks(context)
         return all(rule.is_lossless(context) for rule in self.control.extremes(self.rule)) and not peeking
 
     def exactness_in(self, context: RuleContext, trees: bool) -> Exactness:
@@ -103,11 +103,11 @@ class Policy:
     def remarks(self, context: RuleContext) -> tuple[str, ...]:
         """Return what a reader of the result must know in this context."""
         found = self.rule.remark(context)
-        peeking = sorted(self._peeks(context)) if self.rule.judges_q(context) else []
+        peeking = sorted(self.peeks(context)) if self.rule.judges_q(context) else []
         lossy = f"lossy: the cut by {', '.join(peeking)} looks at drafted tokens before they are judged"
         return (*([found] if found else []), *([lossy] if peeking else []))
 
-    def _peeks(self, context: RuleContext) -> set[str]:
+    def peeks(self, context: RuleContext) -> set[str]:
         """Return the cuts that look at a token before it is judged, those of the control among them."""
         admits = "survival" in self.control.varies
         return (replace(self.shape, survival=1.0) if admits else self.shape).peeks(context)

@@ -42,6 +42,26 @@ def test_honest_files_pass(recorded, settings):
     assert ("draws" in looked) == (sampled and settings.get("drafter") != "ngram")
 
 
+THINNED = {
+    "a tree cut by its drafts": ({"policy": "match:nodes=3", "branches": 4, "fan": Fan((2, 2))}, "draws"),
+    "the same, dense": (
+        {"policy": "match:nodes=3", "branches": 4, "fan": Fan((2, 2)), "dense": True},
+        "lean",
+    ),
+    "a chain cut by its drafts": ({"policy": "match:confidence=0.5", "drafter": "self"}, "drafted tokens"),
+    "a union": ({"drafter": "self+ngram", "branches": 2}, "draws"),
+    "an adaptive control": ({"policy": "match:control=window", "branches": 2}, "independence"),
+}
+
+
+@pytest.mark.parametrize(("settings", "silent"), THINNED.values(), ids=THINNED)
+def test_drafts_that_are_no_fair_sample_accuse_nobody(recorded, settings, silent):
+    found = audited(recorded(temperature=1.2, **settings))
+    assert failed(found) == set(), found.to_dict()
+    assert silent in untested(found)
+    assert verdict(found, silent).reasons
+
+
 def test_requests_of_several_temperatures_pass(recorded):
     asked = []
     for number, temperature in enumerate([0.0, 0.7, 1.1, 0.7]):

@@ -11,7 +11,7 @@ from dflash.policy.context import Proposal
 from dflash.policy.noise import F64, I64
 from dflash.replay.audit.evidence import Evidence
 from dflash.replay.audit.exact import Compared, ExactProbe, differing
-from dflash.replay.audit.families import Families, families
+from dflash.replay.audit.families import Families, families, thinned
 
 # log of the mass that earlier siblings may leave before its own rounding decides; and that rounding
 _NOTHING_LEFT, _CANCELLED = -18.0, 1e-12
@@ -35,6 +35,10 @@ class DraftLaw(ExactProbe):
         if evidence.context.sampled and not evidence.context.q_complete:
             return "q is not stored whole: record with --draft-top-k at most --store-topk"
         return None
+
+    def limited(self, evidence: Evidence) -> str | None:
+        """Return whether cut rows are left out; see `Probe.limited`."""
+        return thinned(evidence) if evidence.context.sampled else None
 
     def compare(self, evidence: Evidence) -> Iterator[Compared]:
         """Yield log q of every node, and its rank in q."""

@@ -10,10 +10,9 @@ import numpy as np
 from dflash.draftfile.summary import Kind
 from dflash.policy.context import Proposal
 from dflash.policy.noise import F64, I64
-from dflash.policy.shape import SCORED
 from dflash.replay.audit.betting import BettingProbe
 from dflash.replay.audit.evidence import Evidence
-from dflash.replay.audit.families import families
+from dflash.replay.audit.families import families, thinned
 
 
 class _First(NamedTuple):
@@ -35,7 +34,8 @@ def _first(evidence: Evidence) -> _First | None:
         return None
     kind = Kind.DENSE if evidence.file.header.dense else Kind.LIVE
     at_anchor = evidence.slot_depth[found.slots] == 0
-    here = np.flatnonzero(at_anchor & (evidence.kind[evidence.slot_round[found.slots]] == kind))
+    rows = evidence.slot_round[found.slots]
+    here = np.flatnonzero(at_anchor & (evidence.kind[rows] == kind) & evidence.uncut[rows])
     token = evidence.rounds["node_token"][found.members[here, 0]].astype(np.int64)
     return _First(
         found.slots[here], found.place[here, 0], token, found.tokens[here], np.exp(found.log_law[here])
@@ -47,8 +47,6 @@ def _unknown(evidence: Evidence) -> str | None:
         return "drafters of a union drew from several laws, and no node says from which"
     if not evidence.context.q_complete:
         return "q is not stored whole: record with --draft-top-k at most --store-topk"
-    if evidence.policy.shape.cuts() & set(SCORED):
-        return "a cut by confidence may have taken drafts away because of what they are"
     return None
 
 
@@ -64,6 +62,10 @@ class Drafted(BettingProbe):
     def untestable(self, evidence: Evidence) -> str | None:
         """Return why q cannot set the odds; see `Probe.untestable`."""
         return _unknown(evidence) if evidence.context.sampled else None
+
+    def limited(self, evidence: Evidence) -> str | None:
+        """Return whether cut rows are left out; see `Probe.limited`."""
+        return thinned(evidence, fair=True) if evidence.context.sampled else None
 
     def take(self, evidence: Evidence) -> None:
         """Bet on q's favourite, the next three, and all others."""
@@ -91,6 +93,10 @@ class Independence(BettingProbe):
         if evidence.context.proposal is Proposal.SHARED:
             return "shared drafts run on the target's noise by design"
         return _unknown(evidence)
+
+    def limited(self, evidence: Evidence) -> str | None:
+        """Return whether cut rows are left out; see `Probe.limited`."""
+        return thinned(evidence, fair=True) if evidence.context.sampled else None
 
     def take(self, evidence: Evidence) -> None:
         """Bet that the first draft at an anchor is the choice there."""

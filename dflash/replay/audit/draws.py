@@ -10,11 +10,10 @@ import numpy as np
 
 from dflash.policy.context import Proposal
 from dflash.policy.noise import F64, I64, Purpose
-from dflash.policy.shape import SCORED
 from dflash.policy.topology import Bool
 from dflash.replay.audit.evidence import Evidence
 from dflash.replay.audit.exact import Compared, ExactProbe
-from dflash.replay.audit.families import Families, families, log_softmax
+from dflash.replay.audit.families import Families, families, log_softmax, thinned
 from dflash.replay.audit.races import NO_KEY, anchor_race, has_noise, target_race
 
 _EXPLAINED = 0.9
@@ -44,13 +43,17 @@ class Draws(ExactProbe):
             return "independent draws with replacement have no agreed noise"
         return None if has_noise(evidence) else NO_KEY
 
+    def limited(self, evidence: Evidence) -> str | None:
+        """Return whether cut rows are left out; see `Probe.limited`."""
+        return thinned(evidence)
+
     def compare(self, evidence: Evidence) -> Iterator[Compared]:
         """Yield the winners of every family, sibling by sibling."""
         found = families(evidence)
         if found is None:
             return
         kind = evidence.context.proposal if evidence.context.sampled else Proposal.DETERMINISTIC
-        lost = _lost(found, _score(evidence, found, kind, found.log_law), _whole(evidence))
+        lost = _lost(found, _score(evidence, found, kind, found.log_law))
         members = found.members >= 0
         wrong: Bool = lost.behind > 0
         near: Bool = lost.behind <= found.slack[:, None]
@@ -77,7 +80,7 @@ class Draws(ExactProbe):
             (f"drafts are drawn from the softmax of the raw draft logits, on {whose}", other, raw),
             ("drafts are the largest draft logits, not draws", Proposal.DETERMINISTIC, bad.logits),
         ):
-            lost = _lost(bad, _score(evidence, bad, proposal, law), _whole(evidence))
+            lost = _lost(bad, _score(evidence, bad, proposal, law))
             self.explained[words] += int((lost.behind.max(axis=1) <= bad.slack).sum())
 
     def causes(self) -> tuple[str, ...]:
@@ -95,11 +98,6 @@ class _Lost:
     winner: I64
 
 
-def _whole(evidence: Evidence) -> bool:
-    """Whether every drafted sibling is still in the tree: a cut by confidence may have taken some."""
-    return not evidence.policy.shape.cuts() & set(SCORED)
-
-
 def _score(evidence: Evidence, found: Families, kind: Proposal, log_q: F64) -> F64:
     """Scores `[G, K]` of the draft's best tokens in the race of a kind of proposal."""
     if kind is Proposal.DETERMINISTIC:
@@ -109,7 +107,7 @@ def _score(evidence: Evidence, found: Families, kind: Proposal, log_q: F64) -> F
     return np.asarray(log_q - anchor_race(evidence, Purpose.DRAFT, found.slots, found.tokens))
 
 
-def _lost(found: Families, score: F64, whole: bool) -> _Lost:
+def _lost(found: Families, score: F64) -> _Lost:
     """Give each place among the siblings to the best token that is left."""
     families = np.arange(len(score))
     left = score.copy()
@@ -119,19 +117,10 @@ def _lost(found: Families, score: F64, whole: bool) -> _Lost:
         best = left.argmax(axis=1)
         place = found.place[:, sibling]
         own = np.where(place >= 0, left[families, np.maximum(place, 0)], -np.inf)
-        rivals = left if whole else np.where(_later(found, sibling), left, -np.inf)
         with np.errstate(invalid="ignore"):
-            lag = np.maximum(0.0, rivals.max(axis=1) - own)
+            lag = np.maximum(0.0, left.max(axis=1) - own)
         there = found.members[:, sibling] >= 0
         behind[:, sibling] = np.where(there, np.where(np.isneginf(own), np.inf, lag), 0.0)
         winner[:, sibling] = found.tokens[families, best]
         left[families[place >= 0], place[place >= 0]] = -np.inf
     return _Lost(behind, winner)
-
-
-def _later(found: Families, sibling: int) -> Bool:
-    """Which tokens are later siblings: `[G, K]`."""
-    later: Bool = np.zeros(found.tokens.shape, dtype=bool)
-    for place in found.place[:, sibling + 1 :].T:
-        later[np.flatnonzero(place >= 0), place[place >= 0]] = True
-    return later

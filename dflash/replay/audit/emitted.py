@@ -12,7 +12,7 @@ from dflash.policy.noise import F64, I64
 from dflash.policy.topology import Bool
 from dflash.replay.audit.betting import BettingProbe
 from dflash.replay.audit.evidence import Evidence
-from dflash.replay.audit.families import families
+from dflash.replay.audit.families import families, thinned
 from dflash.replay.audit.verdict import LISTED, Fault, Status, Verdict
 
 
@@ -149,6 +149,10 @@ class Favourites(BettingProbe):
             return "under block a token's law depends on where its round ended, so only all tokens follow p"
         return None
 
+    def limited(self, evidence: Evidence) -> str | None:
+        """Return whether cut rows are left out; see `Probe.limited`."""
+        return thinned(evidence, fair=True) if evidence.context.sampled else None
+
     def take(self, evidence: Evidence) -> None:
         """Bet on the likeliest draft at every slot that was expanded, or on a deterministic first child."""
         if not evidence.context.temperature:
@@ -164,6 +168,7 @@ def _sampled(evidence: Evidence) -> tuple[I64, F64]:
     """The likeliest token of q at every slot with children, and its p."""
     favourite, p = _none(evidence)
     if (drawn := families(evidence)) is not None:
+        drawn = drawn.take(evidence.uncut[evidence.slot_round[drawn.slots]])
         row = evidence.rounds.expanded_row[drawn.slots]
         best = drawn.tokens[:, :1]
         logits = evidence.rounds["draft_topk_target_logit"][row][:, :1]

@@ -56,6 +56,17 @@ class Evidence:
         """What was accepted and kept."""
         return Recorded.of(self.table, self.rounds)
 
+    @cached_property
+    def uncut(self) -> Bool:
+        """Whether no cut of a row looked at drawn tokens, so that those left are a fair sample; `[R]`."""
+        fair: Bool = self.kind == Kind.DENSE
+        return fair if self.policy.peeks(self.context) else np.ones_like(fair)
+
+    @cached_property
+    def whole(self) -> Bool:
+        """Whether the siblings of a row are all that were drawn: as `uncut`, or at most one each; `[R]`."""
+        return self.uncut | (self.policy.shape.branches == 1)
+
     @property
     def scale(self) -> float:
         """The temperature that judged probabilities are taken at: that of softmax(l) where it is 0."""

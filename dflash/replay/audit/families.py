@@ -52,13 +52,13 @@ class Families(NamedTuple):
 
 
 def families(evidence: Evidence) -> Families | None:
-    """Return the siblings under every slot with stored draft logits; None if there are none.
+    """Return the siblings under every slot with stored draft logits, in whole rows; None if there are none.
 
     Where rounding decides which tokens top-p keeps, q is not known and the family is left out.
     """
     rounds = evidence.rounds
     order, start = sibling_order(rounds.parent_slot)
-    keep = rounds.expanded_row[rounds.parent_slot[order]] >= 0
+    keep = (rounds.expanded_row[rounds.parent_slot[order]] >= 0) & evidence.whole[rounds.node_round[order]]
     place, order, start = (np.arange(len(order)) - start)[keep], order[keep], start[keep]
     if not len(order):
         return None
@@ -99,3 +99,14 @@ def _log_law(logits: F64, sampling: DraftSampling, slack: F64) -> tuple[F64, Boo
     sure: Bool = np.abs(before[:, 1:] - sampling.top_p).min(axis=1, initial=1.0) > slack
     log_q[before >= sampling.top_p] = -np.inf
     return log_softmax(log_q), sure
+
+
+def thinned(evidence: Evidence, fair: bool = False) -> str | None:
+    """Return why some rows are left out, if they are.
+
+    Args:
+        fair: whether the drafts must be a fair sample, beside whole families.
+    """
+    if (evidence.uncut if fair else evidence.whole).all():
+        return None
+    return "live rows were cut by what had been drawn, and nobody knows what is gone; dense rows are not cut"

@@ -27,11 +27,17 @@ class Probe(ABC):
         """Take in the rows of one context, unless something forbids it."""
         if (reason := self.untestable(evidence)) is not None:
             self.reasons[reason] = None
-        else:
-            self.take(evidence)
+            return
+        if (reason := self.limited(evidence)) is not None:
+            self.reasons[reason] = None
+        self.take(evidence)
 
     def untestable(self, evidence: Evidence) -> str | None:
         """Return why these rows cannot be asked, if they cannot."""
+        return None
+
+    def limited(self, evidence: Evidence) -> str | None:
+        """Return what is left out of rows that can be asked, if anything."""
         return None
 
     @abstractmethod

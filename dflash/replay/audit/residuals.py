@@ -12,7 +12,7 @@ from dflash.policy.noise import F64, I64, Purpose
 from dflash.policy.sequential import RATIO_RULES
 from dflash.replay.audit.evidence import Evidence
 from dflash.replay.audit.exact import Compared, ExactProbe, differing
-from dflash.replay.audit.families import Families, families
+from dflash.replay.audit.families import Families, families, thinned
 from dflash.replay.audit.races import NO_KEY, anchor_race, has_noise
 
 # a residual of less mass is rounding; so is this much of any probability
@@ -44,6 +44,10 @@ class Residuals(ExactProbe):
         if evidence.policy.rule.draws_residuals(context) and not has_noise(evidence):
             return NO_KEY
         return None
+
+    def limited(self, evidence: Evidence) -> str | None:
+        """Return whether cut rows are left out; see `Probe.limited`."""
+        return thinned(evidence) if evidence.context.sampled else None
 
     def compare(self, evidence: Evidence) -> Iterator[Compared]:
         """Yield masses and replacements."""
