@@ -116,7 +116,7 @@ def _likeliest(rounds: Rounds, slots: I64, w: float) -> I64:
     # q of a token outside of the draft top-k lies between 0 and the last one stored
     ceiling = np.concatenate([both, np.where(alone, p + least_q, -np.inf)], axis=1)
     most = floor.max(axis=1, keepdims=True)
-    best = np.where(floor == most, token, np.iinfo(np.int64).max).min(axis=1)
+    best = np.where(floor == most, token, np.iinfo(np.int32).max).min(axis=1)
     others = np.where(token == best[:, None], -np.inf, ceiling).max(axis=1)
     settled = (others <= most[:, 0]) & ((least_p + least_q)[:, 0] <= most[:, 0])
     return np.where(settled, best, -1)
