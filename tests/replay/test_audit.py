@@ -36,7 +36,7 @@ def test_honest_files_pass(recorded, settings):
     assert found.passed
     looked = {each.probe for each in found.verdicts} - untested(found)
     assert {"decisions", "mass", "target law", "draft law", "residuals", "emitted tokens"} <= looked
-    assert ("prefixes" in looked) == bool(settings.get("dense"))
+    assert ({"prefixes", "trunk"} <= looked) == bool(settings.get("dense"))
     sampled = settings.get("temperature", 0) > 0
     assert ("choices" in looked) == sampled
     assert ("draws" in looked) == (sampled and settings.get("drafter") != "ngram")

@@ -118,6 +118,18 @@ def test_p_of_raw_logits_is_not_the_sampling_law(recorded, tmp_path):
     assert "target law" in failed(spoiled(recorded, tmp_path, CHAIN, raw))
 
 
+@pytest.mark.parametrize("column", ["trunk_logp", "trunk_logq"])
+def test_a_trunk_law_of_the_position_before(recorded, tmp_path, column):
+    last = []
+
+    def late(row):
+        if row["kind"] == 1:
+            own, row[column] = row[column], last.pop() if last else row[column]
+            last.append(own)
+
+    assert failed(spoiled(recorded, tmp_path, DENSE, late)) == {"trunk"}
+
+
 def unscaled(row):
     """Residual masses of max(0, p - q), the ratio of the path left out."""
     tokens, logits = expanded(row, "draft_topk_token"), expanded(row, "draft_topk_logit")

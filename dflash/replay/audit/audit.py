@@ -20,6 +20,7 @@ from dflash.replay.audit.prefixes import Prefixes
 from dflash.replay.audit.probe import Probe
 from dflash.replay.audit.residuals import Residuals
 from dflash.replay.audit.target_law import TargetLaw
+from dflash.replay.audit.trunk import Trunk
 from dflash.replay.audit.verdict import Status, Verdict
 from dflash.replay.result import Source
 from dflash.replay.run import recorded_policy
@@ -39,6 +40,7 @@ _PROBES: tuple[type[Probe], ...] = (
     Draws,
     Residuals,
     Prefixes,
+    Trunk,
     Emitted,
     Favourites,
     Drafted,

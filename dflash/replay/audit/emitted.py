@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -11,36 +10,10 @@ from dflash.policy.context import Proposal
 from dflash.policy.noise import F64, I64
 from dflash.policy.topology import Bool
 from dflash.replay.audit.betting import BettingProbe
+from dflash.replay.audit.emission import Emission, emission
 from dflash.replay.audit.evidence import Evidence
 from dflash.replay.audit.families import families, thinned
 from dflash.replay.audit.verdict import LISTED, Fault, Status, Verdict
-
-
-class Emission(NamedTuple):
-    """Tokens `[m]` that were kept, with the row and the flat slot whose law each should follow."""
-
-    row: I64
-    slot: I64
-    token: I64
-
-
-def emission(evidence: Evidence) -> Emission:
-    """Return every kept token of prefills and live rounds: accepted ones at their parent's slot."""
-    rounds, recorded = evidence.rounds, evidence.recorded
-    row = np.repeat(np.arange(len(rounds)), recorded.count)
-    place = np.arange(len(row)) - recorded.path_offsets[row]
-    node = recorded.path_node + rounds.node_offsets[row]
-    kept = place < recorded.emitted[row]
-    last = rounds.root_slot.copy()
-    deepest = recorded.path_offsets[1:] - 1
-    some = np.flatnonzero(recorded.count > 0)
-    last[some] = rounds.node_slot[node[deepest[some]]]
-    whole = np.flatnonzero(recorded.emitted > recorded.count)
-    return Emission(
-        np.concatenate([row[kept], whole]),
-        np.concatenate([rounds.parent_slot[node[kept]], last[whole]]),
-        np.concatenate([recorded.path_token[kept], recorded.bonus[whole]]),
-    )
 
 
 def not_bound(evidence: Evidence) -> str | None:

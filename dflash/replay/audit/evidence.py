@@ -123,7 +123,7 @@ class Evidence:
 
 def evidence(file: DraftFile, policy: Policy) -> Iterator[Iterator[Evidence]]:
     """Read a file; each row group in pieces of whole requests that share a context."""
-    columns = read_columns(file, {*JUDGED, *RECORDED_COLUMNS, "prompt_tokens"})
+    columns = read_columns(file, {*JUDGED, *RECORDED_COLUMNS, "prompt_tokens", "trunk_logp", "trunk_logq"})
     for table in file.tables(columns):
         batch = decided_batch(file, table, table["kind"].to_numpy() != Kind.PROMPT_FEATURES)
         rounds = batch.rounds(name for name in columns if name in JUDGED)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dflash.policy.noise import I64
-from dflash.replay.audit.emitted import emission
+from dflash.replay.audit.emission import trunks
 from dflash.replay.audit.evidence import Evidence
 from dflash.replay.audit.exact import Compared, ExactProbe
 
@@ -57,7 +57,7 @@ def _hashes(evidence: Evidence) -> tuple[_U64, I64]:
     Sums of 64 bits may wrap; two prefixes of one length share a hash by chance once in 2^64.
     """
     rounds = evidence.rounds
-    trunk = _trunks(evidence)
+    trunk = trunks(evidence)
     depth, rows = evidence.slot_depth, evidence.slot_round
     length = rounds.anchor_position[rows] + 1 + depth
     longest = int(length.max(initial=0))
@@ -69,20 +69,6 @@ def _hashes(evidence: Evidence) -> tuple[_U64, I64]:
         nodes = np.flatnonzero(rounds.node_depth == level)
         prefix[rounds.node_slot[nodes]] = prefix[rounds.parent_slot[nodes]] + term[nodes]
     return prefix, length
-
-
-def _trunks(evidence: Evidence) -> dict[int, I64]:
-    """Prompt and kept tokens of each request, by owner."""
-    found = emission(evidence)
-    order = np.argsort(found.row, kind="stable")
-    owner, token = evidence.owner[found.row[order]], found.token[order]
-    prompts = evidence.table["prompt_tokens"].to_pylist()
-    trunks = {}
-    for row in np.flatnonzero(np.append(True, np.diff(evidence.owner) != 0)[: len(evidence.owner)]):
-        who = int(evidence.owner[row])
-        kept = token[np.searchsorted(owner, who) : np.searchsorted(owner, who, side="right")]
-        trunks[who] = np.concatenate([np.array(prompts[row] or [], dtype=np.int64), kept])
-    return trunks
 
 
 def _anchor_hashes(evidence: Evidence, trunk: dict[int, I64], power: _U64) -> _U64:
