@@ -213,7 +213,7 @@ class StepTimeMissing(DflashError):
     def __init__(self, control: str) -> None:
         super().__init__(
             f"Control {control!r} reads a step-time profile, and none is given or recorded. "
-            "Record with --cost PROFILE.json."
+            "Record or replay with --cost PROFILE.json."
         )
 
 

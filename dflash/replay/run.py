@@ -13,8 +13,9 @@ from dflash.policy.rule import Exactness
 from dflash.policy.shape import Shape
 from dflash.replay.check import Check
 from dflash.replay.details import Details, Wanted
-from dflash.replay.errors import InOrderOnly, ShapeBeyondRecording
+from dflash.replay.errors import InOrderOnly, NotDense, NotWalkable, ShapeBeyondRecording
 from dflash.replay.jobs import Pass
+from dflash.replay.profiled import profiled
 from dflash.replay.rejudge import rejudge
 from dflash.replay.rescored import require_own_contexts, said_of_contexts
 from dflash.replay.result import PolicyRow, Replay, Source, check_report
@@ -91,6 +92,8 @@ def replay(
         ContextsOfAnother: rescored drafts are to be walked or checked.
         InOrderOnly: several jobs, and something that follows the files in order.
     """
+    if wanted.cost is not None:
+        files = profiled(files, wanted.cost.step_time)
     first = files[0]
     recorded = recorded_policy(first)
     asked = tuple(policies) or (recorded,)
@@ -151,6 +154,22 @@ def _require_apart(asked: Sequence[Policy], check: bool, verdicts: VerdictWriter
     for policy in asked:
         if policy.control.adaptive:
             raise InOrderOnly(f"control {policy.control.name!r}")
+
+
+def require_walks(files: Sequence[DraftFile], policies: Sequence[Policy] = ()) -> None:
+    """Refuse a run, or policies on it, that can only be re-judged.
+
+    Raises:
+        NotDense: the run has no dense rows.
+        NotWalkable: a policy leads away from what was recorded.
+    """
+    first = files[0]
+    if not first.header.dense:
+        raise NotDense(str(first.path))
+    recorded = recorded_policy(first)
+    for policy in policies or (recorded,):
+        if way_of(policy, first, recorded) is Way.REJUDGE:
+            raise NotWalkable(str(policy), str(recorded))
 
 
 def _ways(asked: Sequence[Policy], first: DraftFile, recorded: Policy, walkable: bool) -> list[Way]:
