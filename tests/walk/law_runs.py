@@ -1,4 +1,4 @@
-"""Live rounds of rules that emit drafts against their law along the texts: by text, and over several seeds."""
+"""Live rounds of rules that emit drafts against their law: by text, and over several seeds."""
 
 from __future__ import annotations
 

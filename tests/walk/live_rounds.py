@@ -13,7 +13,8 @@ from dflash.draftfile.run import open_run
 from dflash.policy.registry import parse_policy
 from dflash.replay.batch import columns_of
 from dflash.replay.dense import dense_batches
-from dflash.replay.walk import WALK_COLUMNS, marked, walk
+from dflash.replay.walk import WALK_COLUMNS, marked
+from dflash.replay.walks import walker
 
 SHAPES = ("match:length=2", "match:branches=1", "match:length=3,branches=2", "match:length=0")
 GREEDY = (*SHAPES, "threshold:t=0.7", "greedy", "speculative:length=4", "threshold:t=0.7,length=2")
@@ -84,13 +85,15 @@ def walked(path: Path, text: str) -> Walk:
     policy = parse_policy(text)
     found = Walk({}, {}, {}, 0)
     ties = 0
-    for file in open_run([path]).files:
+    files = open_run([path]).files
+    course = walker(policy, files[0])
+    for file in files:
         columns = {*columns_of([policy], file), *WALK_COLUMNS}
         for dense in dense_batches(file, columns):
             for request in dense.batch.requests:
                 found.rounds[request.request_id] = []
-            for part in dense.batch.parts(dense.batch.rounds(columns)):
-                result = walk(policy, dense, marked(dense, part), file.header.tie_tolerance)
+            parts = [marked(dense, part) for part in dense.batch.parts(dense.batch.rounds(columns))]
+            for result in course.walk(dense, parts, file.header.tie_tolerance, True):
                 ties += len(result.near_ties)
                 for tie in result.near_ties:
                     found.tie.setdefault(tie.request_id, tie.anchor_position)

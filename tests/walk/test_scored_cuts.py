@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from live_rounds import LARGEST, hold
 
+from dflash.drafters.base import CUTS
 from dflash.drafters.fan import Fan
+from dflash.drafters.ngram import NgramDrafter
 from dflash.errors import UsageError
 from dflash.policy.rounds import Rounds
 from dflash.policy.shape import Shape
@@ -33,10 +35,11 @@ def test_a_drafting_model_is_cut_live_as_in_the_walk(tiny, drafter_named, tmp_pa
     assert all(cut < nodes[0] for cut in nodes[1:])
 
 
-def test_frequencies_cut_suffix_drafts_live_as_in_the_walk(tiny, tmp_path):
-    policies = ("match:confidence=0.6", "match:survival=0.4", "match:nodes=3")
-    given = {"max_new_tokens": 24}
-    rounds, _, _ = hold(tiny, tmp_path, "suffix", draft_runs.prompts(2), 0.0, policies, **given)
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "ngram+suffix"])
+def test_frequencies_cut_live_as_in_the_walk(tiny, tmp_path, drafter):
+    policies = ("match:confidence=0.6", "match:length=4,survival=0.4,nodes=3")
+    given = {"max_new_tokens": 16}
+    rounds, _, _ = hold(tiny, tmp_path, drafter, draft_runs.prompts(2), 0.0, policies, **given)
     assert rounds > 20
 
 
@@ -57,7 +60,11 @@ def test_live_trees_are_within_the_cut_and_a_second_cut_changes_nothing(tiny, dr
 
 
 @pytest.mark.parametrize("cut", ["confidence=0.5", "survival=0.5", "nodes=2"])
-def test_a_cut_by_what_the_drafter_does_not_state_is_refused_before_decoding(tiny, tmp_path, cut):
+def test_a_cut_by_what_the_drafter_does_not_state_is_refused_before_decoding(
+    tiny, tmp_path, monkeypatch, cut
+):
+    silent = NgramDrafter().header() | {"cuts": [*CUTS]}
+    monkeypatch.setattr(NgramDrafter, "header", lambda drafter: silent)
     with pytest.raises(UsageError, match="ngram states no confidence"):
         draft_runs.record(tiny, ["One"], tmp_path / "a.parquet", drafter="ngram", policy=f"match:{cut}")
     assert not list(tmp_path.iterdir())
