@@ -95,9 +95,7 @@ def test_walks_of_tied_requests_say_that_they_are_simulations(tiny, tmp_path):
     assert all("simulation" in " ".join(row.remarks) for row in rows[3:])
 
 
-@pytest.mark.parametrize(
-    "policy", [WINDOW, *TIED, "threshold:t=0.7,length=3,control=window,control.dt=0.1,control.every=2"]
-)
+@pytest.mark.parametrize("policy", [WINDOW, TIED[0], TIED[1], MOVING])
 def test_recorded_states_decide_and_follow_from_the_rounds(tiny, tmp_path, policy, monkeypatch):
     def record(name):
         return draft_runs.record(
