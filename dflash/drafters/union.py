@@ -57,7 +57,7 @@ class UnionDrafter(Drafter):
         """The entries of the drafters, in the order of `node_source`."""
         # the first paths of a union are not the union of first paths, so no cut in branches is exact
         return [
-            entry | {"cuts": ["length", "first_positions"]}
+            entry | {"cuts": [cut for cut in entry["cuts"] if cut != "branches"]}
             for drafter in self.drafters
             for entry in drafter.headers()
         ]
