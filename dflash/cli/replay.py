@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dflash.cli.options import files_argument, json_option, output_option, read_pairs
+from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option, read_pairs
 from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.replay_alone import asked_alone
@@ -23,7 +23,7 @@ from dflash.replay.cost_source import cost_of
 from dflash.replay.details import Wanted
 from dflash.replay.expect import Expect
 from dflash.replay.result import Replay, document
-from dflash.replay.run import recorded_policy
+from dflash.replay.run import recorded_policy, require_walks
 from dflash.replay.run import replay as replay_run
 from dflash.replay.verdicts import VerdictWriter
 
@@ -47,6 +47,7 @@ from dflash.replay.verdicts import VerdictWriter
 @click.option(
     "--check", is_flag=True, help="Reproduce every recorded decision; exit 1 if one cannot be reproduced."
 )
+@click.option("--walk", is_flag=True, help="Refuse what can only be re-judged, instead of re-judging it.")
 @click.option("--rejudge", is_flag=True, help="Do not walk dense files: re-judge their live rounds.")
 @click.option(
     "--expect",
@@ -54,6 +55,11 @@ from dflash.replay.verdicts import VerdictWriter
     is_flag=False,
     flag_value=str(Expect.COINS),
     help="Integrate the coins out of every recorded round; `--expect drafts` integrates over the drafts too.",
+)
+@click.option(
+    "--temperature",
+    type=FiniteFloat(0.0, 100.0, open_minimum=True),
+    help="With --expect: let the target judge the recorded drafts at this temperature.",
 )
 @click.option(
     "--calibration", is_flag=True, help="How well the drafter's confidence and margin foretell acceptance."
@@ -95,8 +101,10 @@ def replay(
     policies: Sequence[str],
     parameters: Sequence[str],
     check: bool,
+    walk: bool,
     rejudge: bool,
     expect: str | None,
+    temperature: float | None,
     calibration: bool,
     cost: str | None,
     audit: bool,
@@ -128,13 +136,18 @@ def replay(
         raise UsageError("Expected --target-quant with --rescore MODEL, found it alone.")
     asked = read_policies(policies, parameters)
     if expect is not None:
-        asked_alone("--expect", "policies", "parameters", "as_json")
-        return expect_files(files, asked, Expect(expect), as_json)
+        asked_alone("--expect", "policies", "parameters", "temperature", "as_json")
+        return expect_files(files, asked, Expect(expect), temperature, as_json)
+    if temperature is not None:
+        raise UsageError("Expected --temperature with --expect, found it alone.")
     runs = open_runs(files)
-    if check:
-        for run in runs:
-            for file in run.files:
-                file.check_bytes()
+    if walk and rejudge:
+        raise UsageError("Expected --walk or --rejudge, found both.")
+    for run in runs:
+        if walk:
+            require_walks(run.files, asked)
+        for file in run.files if check else ():
+            file.check_bytes()
     wanted = [Wanted(calibration, _cost(run, cost)) for run in runs]
     results = _all(runs, asked, (check, not rejudge, jobs), wanted, output, overwrite)
     emit(document(results), as_json, lambda console: render(results, console))

@@ -15,13 +15,26 @@ from dflash.replay.expectation import expectation
 from dflash.replay.result import document
 
 
-def expect_files(files: Sequence[Path], policies: Sequence[Policy], kind: Expect, as_json: bool) -> int:
+def expect_files(
+    files: Sequence[Path],
+    policies: Sequence[Policy],
+    kind: Expect,
+    temperature: float | None,
+    as_json: bool,
+) -> int:
     """Print the expectation of every run of the files given."""
     runs = open_runs(files)
     groups = sum(file.row_groups for run in runs for file in run.files)
     with bar("expect", total=groups) as (progress, task):
         results = [
-            expectation(run.files, policies, kind, progress=lambda: progress.advance(task)) for run in runs
+            expectation(
+                run.files,
+                policies,
+                kind,
+                temperature=temperature,
+                progress=lambda: progress.advance(task),
+            )
+            for run in runs
         ]
     emit(document(results), as_json, lambda console: render(results, console))
     return Exit.DONE

@@ -186,3 +186,45 @@ class InOrderOnly(DflashError):
             f"--jobs takes the files of a run apart, and {what} follows them in order. "
             "Leave out --jobs, or ask without it."
         )
+
+
+class NotDense(DflashError):
+    """A walk is asked for, and only live rounds were recorded."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path}: a walk needs a draft at every committed token, and only live rounds were recorded. "
+            "Record with --dense, or leave out --walk to re-judge every round at its own anchor."
+        )
+
+
+class NotWalkable(DflashError):
+    """A walk is asked for under a policy that the dense rows cannot follow."""
+
+    def __init__(self, policy: str, recorded: str) -> None:
+        super().__init__(
+            f"Policy {policy!r} cannot be walked on a run recorded under {recorded!r}: it emits tokens, or "
+            "asks for drafts, that the dense rows do not hold. Record dense under a rule that emits the "
+            "target's choices, or under this policy's own shape; leave out --walk to re-judge."
+        )
+
+
+class TemperatureUnknown(DflashError):
+    """What a rule reads was stored for the recorded temperature alone."""
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(
+            f"Rule {rule!r} cannot be judged at another temperature: {what} is stored for the recorded one. "
+            "Record at the temperature that you ask about."
+        )
+
+
+class TooLittleMass(DflashError):
+    """The stored top logits leave too much of p unknown at another temperature."""
+
+    def __init__(self, temperature: float, unknown: float, most: float, topk: int) -> None:
+        super().__init__(
+            f"At temperature {temperature:g} the {topk} stored top logits of a slot leave up to "
+            f"{unknown:.2%} of p open; expected at most {most:.2%}. Record with a larger --store-topk, or at "
+            "that temperature."
+        )

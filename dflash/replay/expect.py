@@ -13,11 +13,12 @@ from dflash.policy.context import RuleContext, context_from_header
 from dflash.policy.noise import F64
 from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
-from dflash.replay.batch import Batch, batches
+from dflash.replay.batch import Part, batches
 from dflash.replay.chances import chances, drafted_chances, needs
 from dflash.replay.errors import StaticOnly
 from dflash.replay.result import Acceptance, PolicyRow, open_row
 from dflash.replay.statistics import Interval, draws_of, interval_of
+from dflash.replay.tempered import TEMPERED_COLUMNS, require_tempered, tempered
 
 
 class Expect(StrEnum):
@@ -42,11 +43,10 @@ class Expected:
     nodes: int = 0
     contexts: set[RuleContext] = field(default_factory=set)
 
-    def add(self, policy: Policy, batch: Batch, rounds: Rounds, kind: Expect, longest: int) -> None:
-        """Add one row group; `rounds` are all rows of the batch."""
-        requests = len(batch.requests)
+    def add(self, policy: Policy, parts: Sequence[Part], requests: int, kind: Expect, longest: int) -> None:
+        """Add one row group."""
         total = np.zeros((requests, 1 + 2 * longest))
-        for part in batch.parts(rounds):
+        for part in parts:
             cut = policy.shape.cut(part.rounds)
             give = drafted_chances if kind is Expect.DRAFTS else chances
             chance = give(policy.rule, cut, part.context)
@@ -66,6 +66,7 @@ def expect_all(
     policies: Sequence[Policy],
     kind: Expect,
     longest: int,
+    temperature: float | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> list[PolicyRow]:
     """Give the expected acceptance of several policies in the live rounds of a run, read once.
@@ -73,6 +74,7 @@ def expect_all(
     Args:
         kind: what is integrated out.
         longest: the deepest tree that was recorded.
+        temperature: at which the target judges, if not the recorded one.
         progress: called after each row group.
 
     Raises:
@@ -85,10 +87,15 @@ def expect_all(
     found = [Expected() for _ in policies]
     for file in files:
         columns = expect_columns(policies, file, kind)
+        if temperature is not None:
+            require_tempered(policies, file)
+            columns |= {*TEMPERED_COLUMNS}
         for batch in batches(file, columns):
-            rounds = batch.rounds(columns)
+            parts = batch.parts(batch.rounds(columns))
+            if temperature is not None:
+                parts = [tempered(part, temperature, file.header.vocab_size) for part in parts]
             for policy, expected in zip(policies, found, strict=True):
-                expected.add(policy, batch, rounds, kind, longest)
+                expected.add(policy, parts, len(batch.requests), kind, longest)
             progress()
     return rows_of(policies, found, kind)
 

@@ -18,6 +18,7 @@ def expectation(
     policies: Sequence[Policy] = (),
     kind: Expect = Expect.COINS,
     *,
+    temperature: float | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Replay:
     """Give what several policies accept on average in the live rounds of a run.
@@ -26,6 +27,7 @@ def expectation(
         files: of one run, in order.
         policies: none means the recorded one.
         kind: what is integrated out.
+        temperature: at which the target judges the recorded drafts, if not the recorded one.
         progress: called after each row group.
 
     Raises:
@@ -37,7 +39,7 @@ def expectation(
     asked = tuple(policies) or (recorded,)
     for policy in asked:
         require_within(policy, recorded.shape)
-    rows = expect_all(files, asked, kind, int(recorded.shape.length or 0), progress)
+    rows = expect_all(files, asked, kind, int(recorded.shape.length or 0), temperature, progress)
     marked = [replace(row, recorded=same(policy, recorded)) for policy, row in zip(asked, rows, strict=True)]
     return Replay(
         run_id=first.run_id,

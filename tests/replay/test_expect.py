@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import tiny_recorder
 from jsonschema import Draft202012Validator
 from tiny_recorder import Recorder
 
@@ -129,6 +131,50 @@ def test_what_cannot_be_integrated_is_refused_and_says_what_to_record(tmp_path, 
         expected(cut, "speculative", Expect.DRAFTS)
     with pytest.raises(StaticOnly, match="control=static"):
         expected(path, "match:control=window")
+
+
+def test_another_temperature_is_answered_from_the_stored_logits(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_recorder, "TOPK", tiny_recorder.VOCAB)
+    recorder = Recorder("match", Proposal.INDEPENDENT, 0.8)
+    path = recorder.write(tmp_path / "run.parquet")
+    chance, rounds = 0.0, 0
+    for row in pq.read_table(path).to_pylist():
+        if row["kind"] == 0:
+            rounds, reach = rounds + 1, 1.0
+            for before, token in zip(
+                [row["anchor_token"], *row["node_token"]], row["node_token"], strict=False
+            ):
+                law = np.exp(recorder.target[before].astype(np.float64) / 1.3)
+                reach *= law[token] / law.sum()
+                chance += reach
+    files = open_run([path]).files
+    row = expectation(files, [parse_policy("match")], temperature=1.3).rows[0]
+    assert row.tau == pytest.approx(1 + chance / rounds, abs=1e-6)
+    same = expectation(files, [parse_policy("speculative")], temperature=0.8).rows[0]
+    assert same.tau == expected(path, "speculative").tau
+
+
+def test_another_temperature_is_refused_where_too_little_is_stored(tmp_path, capsys):
+    path = Recorder("match", Proposal.INDEPENDENT, 0.8).write(tmp_path / "run.parquet")
+    for policy, why in (
+        ("match", "--store-topk"),
+        ("typical", "slot_entropy"),
+        ("block", "node_residual_mass"),
+    ):
+        assert run(["replay", str(path), "--expect", "--policy", policy, "--temperature", "2.5"]) == 2
+        assert why in capsys.readouterr().err
+    assert run(["replay", str(path), "--temperature", "2.5"]) == 2
+    assert "--expect" in capsys.readouterr().err
+
+
+def test_a_walk_that_was_not_recorded_is_refused(tmp_path, capsys):
+    live = Recorder("match", Proposal.SHARED).write(tmp_path / "live.parquet")
+    dense = Recorder("match", Proposal.INDEPENDENT, branches=2, dense=True).write(tmp_path / "dense.parquet")
+    assert run(["replay", str(live), "--walk"]) == 2
+    assert "--dense" in capsys.readouterr().err
+    assert run(["replay", str(dense), "--walk", "--policy", "speculative"]) == 2
+    assert "re-judge" in capsys.readouterr().err
+    assert run(["replay", str(dense), "--walk", "--policy", "match"]) == 0
 
 
 def test_the_command_prints_the_document_of_replay(tmp_path, capsys, root):
