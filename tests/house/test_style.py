@@ -42,7 +42,7 @@ LIGHT = {"draftfile", "policy", "replay", "diff", "report"}
 LIGHT_COMMANDS = {"replay", "info", "diff", "doctor", "cat", "schema", "policies", "recover", "plan", "tune"}
 HEAVY_IMPORTS = {"torch", "transformers", "triton", "scipy"}
 # measured against where they are installed, never needed
-PEERS = {"flashinfer", "xformers"}
+PEERS = {"duckdb", "flashinfer", "xformers"}
 # an extra, imported when a figure is drawn
 PLOTS = {"matplotlib"}
 
