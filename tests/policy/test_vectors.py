@@ -125,6 +125,10 @@ def test_vector(vector, policy):
     decision = rule.decide(rounds, context)
     assert [decision.path(0), int(decision.bonus[0])] == expected
     assert int(decision.accepted_count[0]) == len(expected[0])
+    # files hold ids as int32
+    ids = {name: rounds[name].astype(np.int32) for name in rounds.values if rounds[name].dtype == np.int64}
+    stored_ids = rule.decide(rounds.with_values(ids), context)
+    assert [stored_ids.path(0), int(stored_ids.bonus[0])] == expected
     if policy == "speculative":
         assert bool(decision.coin_tie[0]) == vector.get("tie", False)
 
