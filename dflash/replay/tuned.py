@@ -17,7 +17,7 @@ from dflash.replay.cost import CostModel
 from dflash.replay.pareto import front
 from dflash.replay.result import PolicyRow
 from dflash.replay.statistics import Interval
-from dflash.replay.work import Speed, Work, speeds
+from dflash.replay.work import OFF_CHOICE, ROUNDS, Speed, Work, speeds
 
 TUNE_DEFINITIONS = {
     "front": "no other policy of the search is at least as fast, diverges as little and verifies as few rows "
@@ -132,7 +132,7 @@ class Judgement:
         """Rounds that diverge, as a share; `[policies]`."""
         sums = np.array([work.sums().sum(axis=0) for work in self.works])
         lossless = np.array([row.lossless for row in self.rows])
-        return np.where(lossless, 0.0, sums[:, 5] / np.maximum(1.0, sums[:, 4]))
+        return np.where(lossless, 0.0, sums[:, OFF_CHOICE] / np.maximum(1.0, sums[:, ROUNDS]))
 
     @property
     def requests(self) -> int:

@@ -27,6 +27,7 @@ SPEED_DEFINITIONS = {
     "off_choice": "rounds that accept a token which the target would not have chosen, of all rounds",
     "best_share": "share of the resamples of requests in which no other policy that takes part is faster",
 }
+TOKENS, US, PLAIN_US, ROWS, ROUNDS, OFF_CHOICE = range(6)
 _SUMS = 6
 
 
@@ -99,7 +100,7 @@ class Work(Collector):
         self._sums.append(np.column_stack(columns).astype(np.float64))
 
     def sums(self) -> F64:
-        """Return all requests' sums; `[requests, 6]`."""
+        """Return all requests' sums; `[requests, 6]`, columns `TOKENS` to `OFF_CHOICE`."""
         return np.concatenate(self._sums) if self._sums else np.zeros((0, _SUMS))
 
     def speed_up(self) -> float:
@@ -135,18 +136,18 @@ def speeds(works: Sequence[Work], reference: int, among: Bool) -> list[Speed | N
         among: `[policies]` which of them take part in being the best.
     """
     sums = np.stack([work.sums() for work in works])
-    used = (sums[:, :, 4] > 0).all(axis=0)
+    used = (sums[:, :, ROUNDS] > 0).all(axis=0)
     totals = sums.sum(axis=1)
     ratio = off = None
     share = np.full(len(works), np.nan)
     if used.sum() >= 2:
         # the columns that intervals need: us, plain us, rounds, off-choice rounds
-        columns = np.concatenate(list(sums[:, used][:, :, [1, 2, 4, 5]]), axis=1)
+        columns = np.concatenate(list(sums[:, used][:, :, [US, PLAIN_US, ROUNDS, OFF_CHOICE]]), axis=1)
         draws = draws_of(columns, int(used.sum())).reshape(-1, len(works), 4)
         ratio, off = draws[:, :, 1] / draws[:, :, 0], draws[:, :, 3] / draws[:, :, 2]
         first = np.argmax(np.where(among, ratio, -np.inf), axis=1)
         share[among] = (np.bincount(first, minlength=len(works)) / len(ratio))[among]
-    base = float(totals[reference, 2] / totals[reference, 1])
+    base = float(totals[reference, PLAIN_US] / totals[reference, US])
     found: list[Speed | None] = []
     for index, (tokens, us, plain, rows, rounds, strayed) in enumerate(totals.tolist()):
         if not rounds:
