@@ -97,10 +97,17 @@ def _positions(rows: Sequence[PolicyRow]) -> Table:
         table.add_column(str(position), justify="right")
     for row in (row for row in rows if row.acceptance):
         shown = row.acceptance[:deepest]
-        table.add_row(row.policy, "marginal", *(_number(item.marginal) for item in shown))
-        table.add_row("", "95 %", *(_interval(item.interval) for item in shown), style="dim")
-        table.add_row("", "conditional", *(_number(item.conditional) for item in shown))
-        table.add_row("", "95 %", *(_interval(item.conditional_interval) for item in shown), style="dim")
+        for name, rates, intervals in (
+            ("marginal", [item.marginal for item in shown], [item.interval for item in shown]),
+            (
+                "conditional",
+                [item.conditional for item in shown],
+                [item.conditional_interval for item in shown],
+            ),
+        ):
+            table.add_row(row.policy if name == "marginal" else "", name, *map(_number, rates))
+            if any(intervals):
+                table.add_row("", "95 %", *map(_interval, intervals), style="dim")
     return table
 
 
