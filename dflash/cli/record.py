@@ -66,7 +66,7 @@ _LIMIT = 2**31 - 1
 @click.option(
     "--tree",
     metavar="N,N,...",
-    help="Children by depth that model and self draft, as 3,2.  [default: all branches at the anchor]",
+    help="Children by depth, as 3,2, for drafters that are models.  [default: all branches at the anchor]",
 )
 @click.option(
     "--temperature",

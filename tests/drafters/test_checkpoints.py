@@ -8,16 +8,18 @@ import block_models
 import draft_runs
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from tiny_model import byte_tokenizer
 from tokenizers import AddedToken
 
+from dflash.cli.main import app
 from dflash.drafters.block.config import LayerMask, Slots
 from dflash.drafters.build import DraftTooLong, TooFewCandidates, default_length, parse_drafter
 from dflash.drafters.checkpoint.errors import CheckpointRefused, CheckpointUnreadable, UnknownLayout
 from dflash.drafters.checkpoint.files import open_checkpoint
 from dflash.drafters.checkpoint.layouts import recognise, renamed, spread_taps
-from dflash.drafters.checkpoint.read import read_block
+from dflash.drafters.checkpoint.read import read_block, read_drafts
 from dflash.drafters.checkpoint.write import write_block
 from dflash.target.errors import NoSuchModel
 
@@ -175,6 +177,7 @@ def test_shards_and_pickles_are_read(tiny, tmp_path):
     (folder / "model.safetensors").unlink()
     torch.save(stored, folder / "pytorch_model.bin")
     first = read_block(str(folder), tiny)
+    assert read_drafts(str(folder)) == 4
     (folder / "pytorch_model.bin").unlink()
     names = sorted(stored)
     halves = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
@@ -288,6 +291,23 @@ def test_a_draft_is_at_most_a_block(tiny, tmp_path):
     selective = f"dflash:{write(tiny, tmp_path / 'b', 'dflash2')}"
     with pytest.raises(TooFewCandidates, match="at most 16"):
         draft_runs.session(tiny, tmp_path / "x.parquet", drafter=selective, length=4, store_topk=32)
+
+
+def test_record_takes_a_whole_block_where_no_length_is_asked_for(tiny_folder, tiny, tmp_path):
+    folder = write(tiny, tmp_path / "drafter")
+
+    def run(*more):
+        words = ["record", "Hi", "--target", str(tiny_folder), "--drafter", f"dflash:{folder}", *more]
+        words += ["-o", str(tmp_path / "run.parquet"), "--overwrite", "--max-new-tokens", "4", "--raw"]
+        return CliRunner().invoke(app, words, standalone_mode=False)
+
+    assert run().exception is None
+    table = draft_runs.rows(tmp_path / "run.parquet")
+    assert {row["draft_length"] for row in table if row["kind"] == 0} == {4}
+    refused = run("--length", "5").exception
+    assert isinstance(refused, DraftTooLong)
+    edit(folder, lambda config: config | {"num_target_layers": 9})
+    assert isinstance(run().exception, CheckpointRefused)
 
 
 def test_layouts_that_cannot_say_it_are_not_written(tiny, tmp_path):

@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import huggingface_hub
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -75,8 +76,12 @@ def read_config(place: str) -> dict[str, Any]:
     return config
 
 
-def open_checkpoint(place: str) -> Checkpoint:
+def open_checkpoint(place: str, *, weights: bool = True) -> Checkpoint:
     """Read a checkpoint: safetensors, in shards or not, else `pytorch_model.bin`.
+
+    Args:
+        place: A folder or a hub id.
+        weights: False for tensors of the right shape without content, on the meta device.
 
     Raises:
         NoSuchModel: There is no such place.
@@ -86,15 +91,24 @@ def open_checkpoint(place: str) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(place, folder):
         try:
-            stored = load_file(path) if path.suffix == ".safetensors" else _load_pickle(path)
-        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            tensors |= (
+                _load_safetensors(path, weights) if path.suffix != ".bin" else _load_pickle(path, weights)
+            )
+        except (OSError, SafetensorError, RuntimeError, ValueError, UnpicklingError) as error:
             raise CheckpointUnreadable(place, f"{path.name}: {str(error).splitlines()[0]}") from error
-        tensors |= stored
     return Checkpoint(place, folder, read_config(place), tensors)
 
 
-def _load_pickle(path: Path) -> dict[str, Tensor]:
-    return dict(torch.load(path, map_location="cpu", weights_only=True))
+def _load_safetensors(path: Path, weights: bool) -> dict[str, Tensor]:
+    if weights:
+        return load_file(path)
+    with safe_open(path, "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def _load_pickle(path: Path, weights: bool) -> dict[str, Tensor]:
+    return dict(torch.load(path, map_location="cpu" if weights else "meta", weights_only=True))
 
 
 def _weight_files(place: str, folder: Path) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from dflash.drafters.block.model import BlockDrafter, Borrowed
 from dflash.drafters.checkpoint.errors import CheckpointRefused, UnknownLayout
 from dflash.drafters.checkpoint.files import Checkpoint, open_checkpoint
 from dflash.drafters.checkpoint.fit import target_mismatches, tensor_mismatches, tokenizer_mismatches
-from dflash.drafters.checkpoint.layouts import recognise, renamed
+from dflash.drafters.checkpoint.layouts import Layout, recognise, renamed
 from dflash.draftfile.canonical import canonical_json
 from dflash.target.fingerprint import weights_digest
 from dflash.target.load import Target
@@ -42,9 +42,7 @@ def read_block(place: str, target: Target, family: str | None = None) -> BlockCh
         CheckpointRefused: Something does not fit; all of it is listed.
     """
     checkpoint = open_checkpoint(place)
-    layout = recognise(checkpoint.config, checkpoint.tensors)
-    if layout is None:
-        raise UnknownLayout(place, sorted(checkpoint.tensors))
+    layout = _layout(checkpoint)
     tensors = renamed(checkpoint.tensors)
     config, mismatches = layout.read(checkpoint.config, tensors)
     # without its sizes there is nothing to hold tensors against
@@ -67,11 +65,15 @@ def read_drafts(place: str) -> int:
         NoSuchModel, CheckpointUnreadable: There are no such files.
         UnknownLayout: They are of another family.
     """
-    checkpoint = open_checkpoint(place)
+    checkpoint = open_checkpoint(place, weights=False)
+    return _layout(checkpoint).read(checkpoint.config, renamed(checkpoint.tensors))[0].drafts
+
+
+def _layout(checkpoint: Checkpoint) -> Layout:
     layout = recognise(checkpoint.config, checkpoint.tensors)
     if layout is None:
-        raise UnknownLayout(place, sorted(checkpoint.tensors))
-    return layout.read(checkpoint.config, renamed(checkpoint.tensors))[0].drafts
+        raise UnknownLayout(checkpoint.place, sorted(checkpoint.tensors))
+    return layout
 
 
 def build_block(config: BlockConfig, tensors: Mapping[str, Tensor], target: Target) -> BlockDrafter:
