@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dflash.policy.errors import DraftScoreMissing
 from dflash.policy.noise import F64
 from dflash.policy.rounds import Rounds
+from dflash.policy.topology import Bool
 
 SCORE_COLUMNS = ("node_token", "node_confidence", "draft_lse", "draft_topk_token", "draft_topk_logit")
+
+
+class Scored(NamedTuple):
+    """Whether each node stays, and by how much its score lies over what it had to reach; both `[N]`."""
+
+    keep: Bool
+    lead: F64
 
 
 def log_confidence(rounds: Rounds, cut: str) -> F64:
@@ -50,3 +60,32 @@ def cumulative(rounds: Rounds, score: F64) -> F64:
         nodes = np.flatnonzero(rounds.node_depth == depth)
         total[nodes] += total[rounds.parent_node[nodes]]
     return total
+
+
+def lowest(rounds: Rounds, score: F64) -> F64:
+    """Return the least `score` of a node and its ancestors; `[N]`."""
+    least = score.copy()
+    for depth in range(2, int(rounds.node_depth.max(initial=0)) + 1):
+        nodes = np.flatnonzero(rounds.node_depth == depth)
+        least[nodes] = np.minimum(least[nodes], least[rounds.parent_node[nodes]])
+    return least
+
+
+def best(rounds: Rounds, score: F64, count: int) -> Scored:
+    """Keep the `count` best nodes of each round, the lowest node first among equals.
+
+    The lead of a node that stays is over the best that goes, that of one that goes over the worst that stays.
+    """
+    order = np.lexsort((-score, rounds.node_round))
+    place = np.empty(len(score), dtype=np.int64)
+    place[order] = np.arange(len(score)) - rounds.node_offsets[rounds.node_round[order]]
+    counts, first = np.diff(rounds.node_offsets), rounds.node_offsets[:-1]
+    stays = np.minimum(count, counts)
+    worst, next_best = np.full(len(rounds), np.inf), np.full(len(rounds), -np.inf)
+    some, cut = stays > 0, counts > count
+    worst[some] = score[order[first[some] + stays[some] - 1]]
+    next_best[cut] = score[order[first[cut] + count]]
+    keep = place < count
+    with np.errstate(invalid="ignore"):
+        lead = score - np.where(keep, next_best[rounds.node_round], worst[rounds.node_round])
+    return Scored(keep, lead)

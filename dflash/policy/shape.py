@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from dflash.policy.context import RuleContext
-from dflash.policy.draft_score import SCORE_COLUMNS, cumulative, log_confidence
-from dflash.policy.noise import F64
+from dflash.policy.draft_score import SCORE_COLUMNS, Scored, best, cumulative, log_confidence, lowest
 from dflash.policy.parameter import Number, Whole, parameter
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool, along_path, first_leaf
@@ -83,6 +82,30 @@ class Shape:
         Raises:
             DraftScoreMissing: a cut by confidence meets nodes of which the drafter states none.
         """
+        rounds = self._drafted(rounds)
+        for name in SCORED:
+            if getattr(self, name) is not None:
+                rounds = _keep(rounds, self._scored(rounds, name).keep)
+        return rounds
+
+    def close(self, rounds: Rounds, tolerance: float) -> Bool:
+        """Return whether the cut of each round might turn out otherwise if confidences were rounded; `[R]`.
+
+        Args:
+            rounds: R of them, uncut.
+            tolerance: of the log of a confidence. One that equals its bound is a frequency, which is exact.
+        """
+        near = np.zeros(len(rounds), dtype=bool)
+        rounds = self._drafted(rounds)
+        for name in SCORED:
+            if getattr(self, name) is not None:
+                keep, lead = self._scored(rounds, name)
+                near[rounds.node_round[(lead != 0) & (np.abs(lead) < tolerance)]] = True
+                rounds = _keep(rounds, keep)
+        return near
+
+    def _drafted(self, rounds: Rounds) -> Rounds:
+        """Cut by the bounds that look at the form of the trees alone."""
         if self.length is not None:
             rounds = _keep(rounds, rounds.node_depth <= self.length)
         if self.branches is not None:
@@ -91,31 +114,21 @@ class Shape:
         if self.first_positions is not None:
             single = (rounds.node_depth <= self.first_positions) | (rounds.node_rank == 0)
             rounds = _keep(rounds, along_path(rounds.parent_node, single))
-        if self.confidence is not None:
-            trusted = log_confidence(rounds, "confidence") >= _log(self.confidence)
-            rounds = _keep(rounds, along_path(rounds.parent_node, trusted))
-        if self.survival is not None:
-            rounds = _keep(rounds, _survival(rounds, "survival") >= _log(self.survival))
-        if self.nodes is not None:
-            rounds = _keep(rounds, _best(rounds, _survival(rounds, "nodes"), self.nodes))
         return rounds
+
+    def _scored(self, rounds: Rounds, cut: str) -> Scored:
+        score = log_confidence(rounds, cut)
+        if cut == "nodes":
+            return best(rounds, cumulative(rounds, score), self.nodes or 0)
+        path = lowest(rounds, score) if cut == "confidence" else cumulative(rounds, score)
+        bound = _log(getattr(self, cut))
+        with np.errstate(invalid="ignore"):
+            return Scored(path >= bound, path - bound)
 
 
 def _log(bound: float) -> float:
     """Return log of a bound as stored, so that a stored confidence equals the bound it stands for."""
     return float(np.log(np.float64(np.float32(bound)))) if bound > 0 else -np.inf
-
-
-def _survival(rounds: Rounds, cut: str) -> F64:
-    return cumulative(rounds, log_confidence(rounds, cut))
-
-
-def _best(rounds: Rounds, score: F64, count: int) -> Bool:
-    """Return whether each node is among the `count` best of its round, the lowest node first among equals."""
-    order = np.lexsort((-score, rounds.node_round))
-    place = np.empty(len(score), dtype=np.int64)
-    place[order] = np.arange(len(score)) - rounds.node_offsets[rounds.node_round[order]]
-    return place < count
 
 
 def _keep(rounds: Rounds, keep: Bool) -> Rounds:

@@ -84,6 +84,29 @@ def rounds_of_cut(cut):
     return Rounds.build(np.diff(cut.node_offsets), cut.node_parent, cut.anchor_position, cut.key, values)
 
 
+@pytest.mark.parametrize(
+    ("shape", "near"),
+    [
+        (Shape(confidence=0.5005), True),
+        (Shape(confidence=0.3), False),
+        (Shape(confidence=0.5), False),
+        (Shape(survival=0.4001), True),
+        (Shape(survival=0.3), False),
+        (Shape(nodes=2), True),
+        (Shape(nodes=1), False),
+        (Shape(nodes=9), False),
+        (Shape(nodes=0), False),
+        (Shape(length=1, nodes=1), False),
+        (Shape(confidence=0.0, survival=0.0), False),
+    ],
+)
+def test_a_cut_that_rounding_might_change_is_told(shape, near):
+    """Products along the path: 0.8, 0.4, 0.4002; the last two differ by less than the tolerance."""
+    far = rounds_of([[-1, 0, -1], [-1]], [0.8, 0.5, 0.4002, 1.0])
+    assert shape.close(far, 1e-3).tolist() == [near, False]
+    assert not shape.close(far, 1e-9).any()
+
+
 def test_the_probability_of_the_token_stands_in_for_a_confidence():
     logit = np.log([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2]]) + 4.0
     values = {
