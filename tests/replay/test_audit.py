@@ -23,6 +23,11 @@ HONEST = {
     "shared, dense, cut": {"temperature": 1.4, "top_k": 12, "top_p": 0.9, "dense": True},
     "independent tree": {"temperature": 0.8, "policy": "speculative", "branches": 4, "fan": Fan((2, 2))},
     "independent chain, hot": {"temperature": 1.3, "policy": "speculative", "draft_top_p": 0.9},
+    "block": {"temperature": 1.1, "policy": "block"},
+    "block, dense, cut beyond what is stored": {
+        **{"temperature": 1.0, "policy": "block", "drafter": "self", "dense": True},
+        **{"top_k": 30, "top_p": 0.95},
+    },
     "another draft temperature": {"temperature": 1.0, "policy": "speculative", "draft_temperature": 0.05},
     "match on independent drafts": {"temperature": 1.0, "proposal": ProposalKind.INDEPENDENT},
     "nearly greedy": {"temperature": 0.001, "branches": 2, "policy": "speculative"},

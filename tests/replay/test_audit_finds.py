@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,6 +170,32 @@ def test_a_per_token_test_labelled_block(recorded, tmp_path):
     found = spoiled(recorded, tmp_path, CHAIN, header=label("block"))
     assert {"decisions", "residuals"} <= failed(found)
     assert any("speculative" in cause for cause in verdict(found, "decisions").causes)
+
+
+def test_a_per_token_test_in_the_engine_that_says_block(audit_models, tmp_path, monkeypatch):
+    from dflash.policy.block import Block
+    from dflash.policy.speculative import Speculative
+
+    def decide(self, rounds, context):
+        return Speculative().decide(rounds, replace(context, recorded_rule="speculative"))
+
+    with monkeypatch.context() as wrong:
+        wrong.setattr(Block, "decide", decide)
+        path = fault(audit_models, tmp_path, temperature=0.8, policy="block", count=5)
+    found = audited(path)
+    assert failed(found) == {"decisions"}
+    assert verdict(found, "decisions").causes == ("speculative accepts what was accepted in every round",)
+
+
+def test_replacements_from_an_unscaled_residual_under_block(audit_models, tmp_path, monkeypatch):
+    """Only the draws are wrong: the masses, and so the decisions, are those of block verification."""
+    from dflash.engine import residual
+
+    draw = residual.block_residual_token
+    monkeypatch.setattr(residual, "block_residual_token", lambda capped, *rest: draw(1.0, *rest))
+    found = audited(fault(audit_models, tmp_path, temperature=1.1, policy="block", count=5))
+    assert failed(found) == {"residuals"}
+    assert {fault.what for fault in verdict(found, "residuals").listed} == {"node_residual_token"}
 
 
 def test_a_lossy_rule_labelled_lossless(recorded, tmp_path):

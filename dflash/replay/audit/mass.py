@@ -47,7 +47,10 @@ def _sums(evidence: Evidence, what: str, slots: I64, law: F64, slack: F64) -> Co
 
 def _whole(evidence: Evidence, slots: I64, slack: F64) -> Compared:
     """Where every kept token is among the stored ones, they are the whole law."""
-    cutoff, last = evidence.rounds["slot_cutoff"], evidence.rounds["slot_topk_logit"].min(axis=1, initial=0.0)
+    cutoff, last = (
+        evidence.rounds["slot_cutoff"],
+        evidence.rounds["slot_topk_logit"].min(axis=1, initial=np.inf),
+    )
     here = (
         np.flatnonzero(np.isfinite(cutoff) & (cutoff > last)) if evidence.context.temperature else slots[:0]
     )
