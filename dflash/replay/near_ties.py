@@ -10,6 +10,7 @@ from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
 from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Columns, Rounds
+from dflash.policy.shape import SCORED, Shape
 from dflash.policy.topology import Bool
 from dflash.replay.dense import COMMITTED, DenseBatch
 from dflash.replay.errors import WalkDiverged
@@ -17,6 +18,7 @@ from dflash.replay.errors import WalkDiverged
 NEAR_TIE_COLUMNS = ("slot_choice", "slot_gap", "slot_cut_gap", "node_draft_gap")
 CHOSEN = "slot_chosen"
 LEAD = "node_lead"
+CUT_CLOSE = "cut_close"
 
 
 class NearTie(NamedTuple):
@@ -24,7 +26,8 @@ class NearTie(NamedTuple):
 
     Attributes:
         kind: `choice` (the dense row chose another token than the trunk holds), `margin` (the choice won by
-            less than the tolerance) or `draft` (a drafted token did).
+            less than the tolerance), `draft` (a drafted token did) or `cut` (a confidence lay so near to the
+            bound of a cut).
     """
 
     file: str
@@ -46,6 +49,13 @@ def with_leads(rounds: Rounds) -> Rounds:
         return lead
 
     return rounds.with_values(Columns([LEAD], make))
+
+
+def cut_to(shape: Shape, rounds: Rounds, tolerance: float) -> Rounds:
+    """Cut dense rows, and note in which of them rounding might have cut otherwise."""
+    if not shape.cuts() & set(SCORED):
+        return shape.cut(rounds)
+    return shape.cut(rounds.with_values({CUT_CLOSE: shape.close(rounds, tolerance)}))
 
 
 def near_ties(
@@ -82,6 +92,7 @@ def near_ties(
         "choice": place[differs],
         "margin": place[close & ~differs],
         "draft": rounds.node_round[_near_drafts(rounds, on_path, scaled)],
+        "cut": np.flatnonzero(rounds[CUT_CLOSE]) if CUT_CLOSE in rounds.values else judged[:0],
     }
     found: dict[int, str] = {}
     for kind, where in kinds.items():
