@@ -7,6 +7,7 @@ rows      a0 a1 a2           one a token but the last
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ import pyarrow as pa
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
 from dflash.policy.noise import F64, I64
-from dflash.policy.rounds import Rounds
+from dflash.policy.rounds import Per, Rounds, column_per
+from dflash.policy.topology import Bool
 from dflash.replay.batch import Batch, decided_batch, read_columns
 from dflash.replay.errors import DenseIncomplete
 from dflash.replay.recorded import RECORDED_COLUMNS, Recorded
@@ -53,6 +55,26 @@ class Trunk(NamedTuple):
         return np.asarray((sums[self.first + self.rows] - sums[self.first]) / np.maximum(1, self.rows))
 
 
+@dataclass(frozen=True)
+class DenseRows(Batch):
+    """The dense rows of a row group; `table` has their columns but for those of nodes and slots.
+
+    Attributes:
+        group: the whole row group, from which nodes and slots are taken when they are looked at.
+        group_owner: the request of each of its rows.
+        places: `[rows]` where the dense rows stand in it.
+    """
+
+    group: pa.Table
+    group_owner: I64
+    places: I64
+
+    def rounds(self, columns: Iterable[str]) -> Rounds:
+        """Return the dense rows, with the columns given that belong to nodes or slots."""
+        whole = replace(self, table=self.group, owner=self.group_owner)
+        return Batch.rounds(whole, columns).take(self.places)
+
+
 class DenseBatch(NamedTuple):
     """The dense rows of one row group as a batch, and their trunk.
 
@@ -78,24 +100,37 @@ def dense_batches(file: DraftFile, columns: Iterable[str]) -> Iterator[DenseBatc
     trees, decisions = read_columns(file, columns), read_columns(file, RECORDED_COLUMNS)
     for table in file.tables(read_columns(file, {*trees, *decisions})):
         kind = table["kind"].to_numpy()
-        decided = decided_batch(file, table.select(decisions), (kind == Kind.PREFILL) | (kind == Kind.LIVE))
-        kept = np.zeros(len(decided.requests), dtype=np.int64)
-        emitted = decided.table["emitted"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
-        np.add.at(kept, decided.owner, emitted)
-        dense = kind == Kind.DENSE
         # a request begins with its prefill
-        owner = np.cumsum(kind == Kind.PREFILL)[dense] - 1
-        rows = table.select(trees).filter(pa.array(dense))
-        batch = Batch(file, rows, decided.requests, owner, np.ones(len(owner), dtype=bool))
+        owner = np.cumsum(kind == Kind.PREFILL) - 1
+        ends = _last_decided(kind, owner)
+        decided = decided_batch(file, table.select(decisions), (kind == Kind.PREFILL) | ends)
+        emitted = table["emitted"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
+        kept = np.bincount(owner, weights=emitted, minlength=len(decided.requests)).astype(np.int64)
+        places = np.flatnonzero(kind == Kind.DENSE)
+        rows = table.select([name for name in trees if column_per(name) is Per.ROUND]).filter(
+            pa.array(kind == Kind.DENSE)
+        )
+        every = np.ones(len(places), dtype=bool)
+        batch = DenseRows(file, rows, decided.requests, owner[places], every, table, owner, places)
         yield DenseBatch(batch, _trunk(batch, _last_tokens(decided), kept), kept)
 
 
+def _last_decided(kind: I64, owner: I64) -> Bool:
+    """Return which rows are the last prefill or live row of their request."""
+    rows = np.flatnonzero((kind == Kind.PREFILL) | (kind == Kind.LIVE))
+    last = np.zeros(len(kind), dtype=bool)
+    last[rows[np.append(np.diff(owner[rows]), 1)[: len(rows)] > 0]] = True
+    return last
+
+
 def _last_tokens(decided: Batch) -> I64:
-    """Return the last token that each request kept; `[requests]`."""
-    ends = np.flatnonzero(np.append(np.diff(decided.owner), 1)[: len(decided.owner)])
-    last = decided.table.take(pa.array(ends))
-    keys = np.zeros((len(ends), 2), dtype=np.uint32)
-    return Recorded.of(last, Rounds.from_table(last, keys, ["node_token"])).last_token
+    """Return the last token that each request kept, of its last rows; `[requests]`."""
+    keys = np.zeros((len(decided.owner), 2), dtype=np.uint32)
+    rounds = Rounds.from_table(decided.table, keys, ["node_token"])
+    last = np.full(len(decided.requests), -1, dtype=np.int64)
+    # in file order, so that the last row of a request stays
+    last[decided.owner] = Recorded.of(decided.table, rounds).last_token
+    return last
 
 
 def _trunk(batch: Batch, last: I64, outputs: I64) -> Trunk:
@@ -133,11 +168,8 @@ def onto_trunk(rounds: Rounds, trunk: Trunk, rows: I64) -> Rounds:
     trees, place, end = rounds.trees, trunk.place[rows], trunk.end[rows]
     at = np.repeat(place, trees.counts) + trees.node_depth
     ends = np.repeat(end, trees.counts)
-    # one more token, which no draft equals
-    token = np.append(trunk.token, -1)
-    on_trunk = trees.along_path(
-        (at <= ends) & (token[np.minimum(at, len(trunk.token))] == rounds["node_token"])
-    )
+    same = trunk.token.take(at, mode="clip") == rounds["node_token"]
+    on_trunk = trees.along_path(same & (at <= ends))
     committed = np.full(len(at) + len(rounds), -1, dtype=np.int64)
     committed[trees.root_slot] = trunk.token[place + 1]
     followed = np.flatnonzero(on_trunk & (at < ends))
