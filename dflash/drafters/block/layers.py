@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -83,7 +85,9 @@ class BlockLayer(nn.Module):
         return blocks + _filtered(self.mlp_conv, self.mlp, self.post_attention_layernorm(blocks))
 
 
-def _filtered(convolution: DynamicConvolution | None, sublayer: nn.Module, rows: Tensor) -> Tensor:
+def _filtered(
+    convolution: DynamicConvolution | None, sublayer: Callable[[Tensor], Tensor], rows: Tensor
+) -> Tensor:
     if convolution is None:
         return sublayer(rows)
     before, after = convolution.kernels(rows)

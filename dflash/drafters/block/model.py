@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3RotaryEmbedding
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from dflash.drafters.block.attention import KeyValue, Rotation
 from dflash.drafters.block.config import BlockConfig, LayerMask
@@ -178,9 +179,7 @@ class BlockDrafter(nn.Module):
         """Embeddings `[B, A, block, hidden]` of the anchors' tokens, each followed by mask tokens."""
         table = self._loan().embedding if self.embed_tokens is None else self.embed_tokens.weight
         first = table[tokens][..., None, :]
-        mask = self.mask_embedding
-        if mask is None:
-            mask = table[self.config.mask_token]
+        mask = table[self.config.mask_token] if self.mask_embedding is None else self.mask_embedding
         rest = mask.to(first.dtype).expand(*tokens.shape, self.config.block_size - 1, -1)
         rows = torch.cat([first, rest], dim=-2).to(self.fc.weight.dtype)
         return rows * self.config.embedding_scale if self.config.embedding_scale != 1.0 else rows

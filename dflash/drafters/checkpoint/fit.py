@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dflash.drafters.block.config import BlockConfig
 from dflash.drafters.block.model import BlockDrafter
-from dflash.target.fingerprint import tokenizer_digest
 from dflash.target.load import Target
+from dflash.target.tokenizer_digest import tokenizer_digest
 
 
 def tensor_mismatches(config: BlockConfig, tensors: Mapping[str, Tensor]) -> Iterator[str]:
