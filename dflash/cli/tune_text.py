@@ -46,7 +46,7 @@ def _recommendation(found: Tuned, console: Console) -> None:
     if row.tau is None:
         told = f"kept/round {_value(row.emitted_per_round, row.emitted_interval)}"
     console.print(f"  {told}, {row.exactness}, on {found.requests} requests", soft_wrap=True)
-    for remark in (*row.remarks, *_advice(best)):
+    for remark in (*row.remarks, *_advice(found)):
         console.print(f"  {remark}", soft_wrap=True)
     if found.frugal != found.best:
         console.print(
@@ -63,13 +63,18 @@ def _recommendation(found: Tuned, console: Console) -> None:
         )
 
 
-def _advice(best: Candidate) -> list[str]:
-    found = []
+def _advice(found: Tuned) -> list[str]:
+    best, advice = found.candidates[found.best], []
     if best.row.exactness == Exactness.REJUDGE:
-        found.append("judged at another policy's anchors; a recording with --dense is walked as it would run")
+        advice.append(
+            "judged at another policy's anchors; a recording with --dense is walked as it would run"
+        )
     if not best.policy.rule.runs_live():
-        found.append("for other engines: `dflash record` does not decide by this rule")
-    return found
+        advice.append("for other engines: `dflash record` does not decide by this rule")
+    if edges := found.edges():
+        bounds = " and ".join(f"--{name} above {getattr(found.largest, name)}" for name in edges)
+        advice.append(f"as large as the recording; {bounds} may be faster still")
+    return advice
 
 
 def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:

@@ -94,6 +94,7 @@ def tune(
         frugal(candidates),
         contest(candidates, works),
         surface(candidates, dropped, largest_shape(files[0]), requests),
+        largest_shape(files[0]),
     )
 
 

@@ -13,7 +13,7 @@ from dflash.replay.tuned import TUNE_DEFINITIONS, Candidate, Tuned
 from dflash.replay.work import SPEED_DEFINITIONS
 
 SCHEMA = "dflash.tune/1"
-_SHARED = ("tau", "emitted_per_round", "interval", "exactness", "lossless")
+_SHARED = ("tau", "emitted_per_round", "interval", "exactness", "lossless", "clipped")
 TUNE_WORDS: Mapping[str, str] = {
     **SPEED_DEFINITIONS,
     **TUNE_DEFINITIONS,
@@ -38,6 +38,7 @@ def document(run: Run, recorded: Policy, found: Tuned) -> dict[str, Any]:
         "cost": found.model.to_dict(),
         "best": str(found.candidates[found.best].policy),
         "frugal": str(found.candidates[found.frugal].policy),
+        "at_the_edge": list(found.edges()),
         "contest": None if found.contest is None else found.contest._asdict(),
         "policies": [_candidate(item) for item in found.candidates],
         "dropped": [item._asdict() | {"policy": str(item.policy)} for item in found.dropped],
@@ -71,5 +72,6 @@ def _candidate(item: Candidate) -> dict[str, Any]:
         "round_us": speed.round_us,
         "verified_per_token": speed.verified_per_token,
         "rounds": row.rounds,
+        "clipped": None if row.walked is None else row.walked.clipped,
         "remarks": list(row.remarks),
     }

@@ -103,6 +103,7 @@ class Tuned:
     Attributes:
         candidates: fastest first.
         best: by place in `candidates`; `frugal` likewise.
+        largest: the recorded shape, beyond which nothing is known.
         contest: None unless both kinds of policy were judged.
     """
 
@@ -117,6 +118,14 @@ class Tuned:
     frugal: int
     contest: Contest | None
     surface: tuple[Cell, ...]
+    largest: Shape
+
+    def edges(self) -> tuple[str, ...]:
+        """Return the bounds in which the best policy is as large as the recording, if that drafts at all."""
+        policy = self.candidates[self.best].policy
+        shape = policy.shape.filled(self.largest)
+        at = [name for name in ("length", "branches") if getattr(shape, name) == getattr(self.largest, name)]
+        return tuple(at) if shape.length else ()
 
 
 @dataclass(frozen=True, slots=True)

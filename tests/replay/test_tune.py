@@ -222,6 +222,13 @@ def test_the_command_writes_policy_profile_and_figure(
     assert "--overwrite" in capsys.readouterr().err
 
 
+def test_a_best_shape_at_the_edge_of_the_recording_is_told(dense: Path) -> None:
+    assert search(dense, "match:length=4,branches=3").edges() == ("length", "branches")
+    assert search(dense, "match:length=1..3,branches=1").edges() == ()
+    assert search(dense, "match:length=2").edges() == ("branches",)
+    assert search(dense, "match:length=0").edges() == ()
+
+
 def test_text_tells_what_to_run_how_sure_it_is_and_what_words_mean(
     dense: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +238,7 @@ def test_text_tells_what_to_run_how_sure_it_is_and_what_words_mean(
     assert parse_policy(first) in expand(TWELVE)
     assert re.search(r"speed-up \d\.\d+ \(\d\.\d+ to \d\.\d+\) at batch 1, the fastest in \d+%", text)
     assert re.search(r"\d more policies", text)
+    assert "--length above 4 and --branches above 3 may be faster still" in text
     assert "residual" in text
     assert "assumes: " in text
     assert re.search(r"^1 .*\d\.\d\d", text, re.MULTILINE), "the surface is shown in the terminal"
