@@ -129,7 +129,7 @@ def test_drafting_without_taps_is_an_error(session):
 def test_speculative_emits_the_targets_law(session, kind):
     """The first token of a round, over many keys: accepted or drawn from the residual, it follows p."""
     run = session(kind, temperature=0.8, top_k=4, draft_temperature=6.0, policy="speculative")
-    count, engine = 250, run.engine
+    count, engine = 160, run.engine
     first = []
     for number, found in enumerate(seeded(run, count)):
         anchor = Anchor(0, len(TEXT) - 1, (number, 77), TEXT, 0.8)
