@@ -47,9 +47,11 @@ def said_of_contexts(file: DraftFile, rows: Sequence[PolicyRow]) -> tuple[Policy
         f"p is of {model_name(file.header.target)}; contexts, drafts and features are those of a run under "
         f"{model_name(contexts)}"
     )
-    return tuple(
-        replace(
-            row, exactness="re-judge", remarks=(*row.remarks, remark), emitted=None, emitted_per_round=None
-        )
-        for row in rows
-    )
+    return tuple(_said(row, remark) for row in rows)
+
+
+def _said(row: PolicyRow, remark: str) -> PolicyRow:
+    """A row with the remark, and without what the other target decided."""
+    exactness = "re-judge" if row.exactness == "live" else row.exactness
+    remarks = (*row.remarks, remark)
+    return replace(row, exactness=exactness, remarks=remarks, emitted=None, emitted_per_round=None)

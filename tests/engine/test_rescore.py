@@ -29,6 +29,7 @@ from dflash.target.quantise import quantise
 RUNS = {
     "greedy": {"drafter": "ngram", "branches": 3, "dense": True},
     "sampled tree": {"temperature": 0.8, "policy": "speculative", "branches": 4, "fan": Fan((2, 2))},
+    "block": {"temperature": 0.9, "policy": "block"},
     "shared, cut, dense": {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "dense": True},
 }
 SAID = {"node_logp", "node_target_logit", "node_mass_above", "node_residual_mass", "node_residual_token"}
@@ -136,6 +137,10 @@ def test_it_is_rejudged_and_nothing_else(pair, capsys):
     for row in replay(files, [parse_policy("match")], dense=False).rows:
         assert row.exactness == "re-judge"
         assert any("contexts" in remark and "int8" not in remark for remark in row.remarks)
+    assert run(["replay", str(pair[1]), "--expect", "--policy", "match:branches=1", "--json"]) == 0
+    policy = json.loads(capsys.readouterr().out)["runs"][0]["policies"][0]
+    assert policy["exactness"] == "expectation"
+    assert "contexts" in policy["remarks"][-1]
     assert run(["replay", str(pair[1]), "--rejudge"]) == 0
     assert "contexts, drafts and features are those of a run under tiny" in capsys.readouterr().out
 

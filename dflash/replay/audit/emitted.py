@@ -65,18 +65,10 @@ class Emitted(BettingProbe):
         for place in np.flatnonzero((p == 0.0) & (stored | greedy)):
             self.impossible += 1
             if len(self.listed) < LISTED:
-                row = int(found.row[place])
-                self.listed.append(
-                    Fault(
-                        str(evidence.file.path),
-                        evidence.requests[int(evidence.owner[row])].request_id,
-                        f"row at position {int(evidence.rounds.anchor_position[row])}",
-                        f"slot {int(evidence.slot_index[found.slot[place]])}",
-                        "emitted token",
-                        "a token with p > 0",
-                        str(int(found.token[place])),
-                    )
-                )
+                slot = f"slot {int(evidence.slot_index[found.slot[place]])}"
+                where = evidence.place(int(found.row[place]))
+                token = str(int(found.token[place]))
+                self.listed.append(Fault(*where, slot, "emitted token", "a token with p > 0", token))
 
     def verdict(self, alarm: bool, threshold: float) -> Verdict:
         """Fail on an alarm, and on any token that cannot be; see `Probe.verdict`."""

@@ -67,6 +67,13 @@ class Evidence:
         """Whether the siblings of a row are all that were drawn: as `uncut`, or at most one each; `[R]`."""
         return self.uncut | (self.policy.shape.branches == 1)
 
+    def place(self, row: int) -> tuple[str, str, str]:
+        """Return file, request and row in words."""
+        position = int(self.rounds.anchor_position[row])
+        kind = Kind(int(self.kind[row])).name.lower()
+        request = self.requests[int(self.owner[row])].request_id
+        return str(self.file.path), request, f"{kind} row at position {position}"
+
     @property
     def scale(self) -> float:
         """The temperature that judged probabilities are taken at: that of softmax(l) where it is 0."""

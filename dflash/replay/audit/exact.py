@@ -124,12 +124,8 @@ def _node_places(evidence: Evidence, nodes: I64) -> tuple[I64, I64]:
 
 
 def _fault(evidence: Evidence, compared: Compared, place: int) -> Fault:
-    row = int(compared.row[place])
-    kind = {0: "live", 1: "dense", 2: "prefill"}[int(evidence.kind[row])]
     return Fault(
-        str(evidence.file.path),
-        evidence.requests[int(evidence.owner[row])].request_id,
-        f"{kind} row at position {int(evidence.rounds.anchor_position[row])}",
+        *evidence.place(int(compared.row[place])),
         f"{compared.unit} {int(compared.place[place])}",
         compared.what,
         _text(compared.expected[place]),
