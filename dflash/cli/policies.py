@@ -85,7 +85,8 @@ def _facts(rule: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("columns", ", ".join(rule["columns"])),
         ("source", rule["source"]),
     ]
-    return facts if rule["provider"] is None else [*facts, ("from", rule["provider"])]
+    more = [("processing", rule["processing"]), ("from", rule["provider"])]
+    return [*facts, *((key, text) for key, text in more if text is not None)]
 
 
 def _expected(item: Mapping[str, Any]) -> str:
@@ -100,6 +101,7 @@ def _rule(rule: type[Rule]) -> dict[str, Any]:
         "summary": rule.summary,
         "preset": rule.preset,
         "provider": provider(rule),
+        "processing": rule.processing,
         "lossless": str(rule.lossless),
         "lossless_note": rule.lossless_note,
         "exactness": str(rule.exactness),

@@ -42,6 +42,7 @@ class Rule(ABC):
         trees: whether it judges trees, beside chains.
         live: whether the engine can decide by it, not replay alone.
         preset: whether it is one engine's semantics, to the letter.
+        processing: how that engine makes p and q of logits, held against what files store.
         temperature_zero: what it does at temperature 0.
         source: where the rule comes from.
     """
@@ -57,6 +58,7 @@ class Rule(ABC):
     trees: ClassVar[bool] = True
     live: ClassVar[bool] = True
     preset: ClassVar[bool] = False
+    processing: ClassVar[str | None] = None
     temperature_zero: ClassVar[str]
     source: ClassVar[str]
 

@@ -124,6 +124,7 @@ def test_the_presets_of_the_design_are_there():
 
 def test_every_rule_states_what_it_is():
     for rule in policies():
+        assert bool(rule.processing) == rule.preset
         assert rule.summary
         assert rule.source
         assert rule.columns

@@ -30,6 +30,7 @@ class Medusa(Preset):
     exactness_note = "at temperature 0; above it re-judge, as it may leave the trunk"
     columns = tuple(dict.fromkeys((*SAMPLED_COLUMNS, *GREEDY_COLUMNS)))
     temperature_zero = "greedy: accepts and emits the argmax"
+    processing = "p: softmax at the temperature, nothing cut; record without top-k and top-p"
     source = (
         "Medusa's evaluate_posterior: posterior_threshold 0.3, posterior_alpha 0.09; ties go to the larger "
         "sum of log p. H is exact here; Medusa adds 1e-5 to p inside of its logarithm"

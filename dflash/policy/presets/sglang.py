@@ -44,6 +44,10 @@ class Sglang(Preset):
     lossless_note = "with single = acc = 1 on distinct siblings; chain and block ignore the thresholds"
     columns = tuple(dict.fromkeys((*CHAIN_COLUMNS, *GREEDY_COLUMNS, "node_residual_mass")))
     temperature_zero = "greedy: accepts and emits the argmax"
+    processing = (
+        "p: softmax at the temperature, renormalised after top-k and again after top-p, as recorded; q, where "
+        "it is read, is scaled by its temperature alone"
+    )
     source = (
         "SGLang sgl_kernel/speculative/sampling.cuh and kernels/ops/speculative/reject_sampling.py; coins "
         "in [0, 1), one a slot on trees; chain u q < p with 0 < q <= 1; block coin < h"

@@ -24,6 +24,10 @@ class Transformers(Preset):
     columns = tuple(dict.fromkeys((*CHAIN_COLUMNS, *GREEDY_COLUMNS)))
     trees = False
     temperature_zero = "greedy: accepts and emits the argmax"
+    processing = (
+        "p and q: the same logits processors at every slot; as recorded where the drafter's temperature, "
+        "top-k and top-p are the target's"
+    )
     source = (
         "transformers generation/utils.py, assisted decoding; batch size 1, logits processors at every slot, "
         "candidates without logits (prompt lookup) by equality"

@@ -21,6 +21,7 @@ class Trtllm(Preset):
     exactness_note = "always: no coin decides"
     columns = ("node_token", "slot_choice")
     temperature_zero = "greedy: accepts and emits the argmax"
+    processing = "the target's own sampler draws at every slot: the recorded choice"
     source = (
         "TensorRT-LLM, technical blog 2; on trees the longest path. Its relaxed acceptance is the rule "
         "`relaxed`: use_relaxed_acceptance_for_thinking, relaxed_topk as k, relaxed_delta as delta"

@@ -41,6 +41,10 @@ class VllmMrv2(Preset):
     columns = tuple(dict.fromkeys((*CHAIN_COLUMNS, *GREEDY_COLUMNS, "node_residual_mass")))
     trees = False
     temperature_zero = "greedy: accepts and emits the argmax"
+    processing = (
+        "p: temperature, top-k and top-p masks, softmax, as recorded; q is scaled by its temperature alone: "
+        "record with --draft-top-k 0 to judge what the engine would draw"
+    )
     source = (
         "vLLM vllm/v1/worker/gpu/spec_decode/rejection_sampler_utils.py: rejection_sample_method standard "
         "and block (u <= h); strict, its first form, compares sampled tokens"

@@ -23,6 +23,10 @@ class VllmV1(Preset):
     columns = tuple(dict.fromkeys((*CHAIN_COLUMNS, *GREEDY_COLUMNS)))
     trees = False
     temperature_zero = "greedy: accepts and emits the argmax"
+    processing = (
+        "p: temperature, top-k and top-p masks, softmax, as recorded; q is scaled by its temperature alone: "
+        "record with --draft-top-k 0 to judge what the engine would draw"
+    )
     source = "vLLM vllm/v1/sample/rejection_sampler.py; q of deterministic drafts is 1, top-k and top-p cut p"
 
     def decide(self, rounds: Rounds, context: RuleContext) -> Decision:
