@@ -45,7 +45,7 @@ class Sglang(Preset):
     columns = tuple(dict.fromkeys((*CHAIN_COLUMNS, *GREEDY_COLUMNS, "node_residual_mass")))
     temperature_zero = "greedy: accepts and emits the argmax"
     processing = (
-        "p: softmax at the temperature, renormalised after top-k and again after top-p, as recorded; q, where "
+        "p: softmax at the temperature, renormalised after top-k and after top-p, as recorded; q, where "
         "it is read, is scaled by its temperature alone"
     )
     source = (
