@@ -105,7 +105,8 @@ class Tally:
         """Count how deep the rounds of one row group went: accepted nodes, and the deepest depth tried."""
         for counts, depths in ((self._lengths, accepted), (self._reached, tried)):
             found = [_by_request(owner, depth, requests) for owner, depth in zip(owners, depths, strict=True)]
-            counts.append(stacked_sum(found, requests))
+            # there may be many policies and many requests
+            counts.append(stacked_sum(found, requests).astype(np.int32))
 
     def _count(self, rounds: Rounds, decision: Decision) -> None:
         self.nodes += len(rounds.node_parent)
@@ -150,4 +151,4 @@ def _by_request(owner: I64, value: I64, requests: int) -> I64:
 def _concatenated(parts: Sequence[I64]) -> I64:
     width = max((part.shape[1] for part in parts), default=1)
     padded = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
-    return np.concatenate(padded) if padded else np.zeros((0, width), dtype=np.int64)
+    return np.concatenate(padded).astype(np.int64) if padded else np.zeros((0, width), dtype=np.int64)
