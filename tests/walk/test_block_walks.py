@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import draft_runs
 import pytest
+from click.testing import CliRunner
 from law_runs import hold as hold_law
 from live_rounds import hold
+
+from dflash.cli.main import app
 
 POLICIES = ("match:length=2", "match:branches=1", "match:length=3,branches=2")
 
@@ -50,6 +53,16 @@ def test_live_rounds_of_speculative_follow_the_law_of_the_walk(tiny, tmp_path, b
     between, own = hold_law(tiny, tmp_path, draft_runs.prompts(6), 2, **given)
     assert abs(between) < 1
     assert abs(own) < 2.576
+
+
+def test_recordings_pass_check_and_audit(tiny, tmp_path, block_drafter):
+    """Every decision is made again, and every draw: q as stored is the law that tokens were drawn from."""
+    given = {"drafter": block_drafter("dflash2"), "temperature": 0.8, "max_new_tokens": 16, "dense": True}
+    path = draft_runs.record(tiny, draft_runs.prompts(2), tmp_path / "run.parquet", **given)
+    for words in (["--check"], ["--audit"]):
+        result = CliRunner().invoke(app, ["replay", str(path), *words], standalone_mode=False)
+        assert result.exception is None
+        assert result.return_value in (0, None), result.output
 
 
 def test_two_block_drafters_in_a_union_are_each_given_their_taps(tiny, tmp_path, block_drafter):
