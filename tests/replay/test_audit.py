@@ -177,3 +177,19 @@ def test_another_honest_recorder_passes(tmp_path, temperature, policy):
     recorder = Recorder(policy, kind, temperature, branches=2, requests=6, dense=policy == "match")
     found = audited(recorder.write(tmp_path / "run.parquet"))
     assert found.passed, found.to_dict()
+
+
+@pytest.mark.slow
+def test_many_honest_runs_raise_hardly_an_alarm(tmp_path):
+    """Whole audits at a rate of one in ten: of forty runs of all temperatures at most nine, three deviations."""
+    alarms = 0
+    for seed in range(40):
+        kind = Proposal.INDEPENDENT if seed % 2 else Proposal.SHARED
+        policy = "speculative" if seed % 2 else "match"
+        temperature = 0.3 + 0.06 * (seed // 2)
+        recorder = Recorder(policy, kind, temperature, branches=1 + seed % 3, seed=seed)
+        found = audited(recorder.write(tmp_path / f"{seed}.parquet"), false_alarms=0.1)
+        statistical = {each.probe for each in found.verdicts if each.p_value is not None}
+        assert failed(found) <= statistical, found.to_dict()
+        alarms += not found.passed
+    assert alarms <= 9
