@@ -64,5 +64,5 @@ class ControlledWalk:
             trunk.first,
             trunk.rows,
             anchors + 1.0,
-            lambda row, asked: places.run(self.policy, parts, row, asked, step),
+            places.runner(self.policy, parts, step),
         )

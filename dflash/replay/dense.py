@@ -11,17 +11,22 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
 from dflash.policy.noise import F64, I64
-from dflash.policy.rounds import Per, Rounds, column_per
+from dflash.policy.rounds import Columns, Per, Rounds, column_per
 from dflash.policy.topology import Bool
+from dflash.policy.trees import Array
 from dflash.replay.batch import Batch, decided_batch, read_columns
 from dflash.replay.errors import DenseIncomplete
 from dflash.replay.recorded import RECORDED_COLUMNS, Recorded
 
+I32 = npt.NDArray[np.int32]
+DENSE_COLUMNS = (*RECORDED_COLUMNS, "anchor_token")
+_LIVE_ONLY = {*RECORDED_COLUMNS, "request_info", "prompt_tokens"} - {"anchor_token"}
 COMMITTED = "slot_committed"
 ON_TRUNK = "node_on_trunk"
 
@@ -37,7 +42,7 @@ class Trunk(NamedTuple):
         rows: `[requests]` how many rows each has.
     """
 
-    token: I64
+    token: I32
     place: I64
     end: I64
     first: I64
@@ -71,8 +76,23 @@ class DenseRows(Batch):
 
     def rounds(self, columns: Iterable[str]) -> Rounds:
         """Return the dense rows, with the columns given that belong to nodes or slots."""
-        whole = replace(self, table=self.group, owner=self.group_owner)
-        return Batch.rounds(whole, columns).take(self.places)
+        group = replace(self, table=self.group, owner=self.group_owner)
+        every = Batch.rounds(group, columns)
+        inside = np.zeros(len(every), dtype=bool)
+        inside[self.places] = True
+        counts = every.trees.counts
+        of = {Per.NODE: np.repeat(inside, counts), Per.SLOT: np.repeat(inside, counts + 1)}
+
+        def make(name: str) -> Array:
+            per = column_per(name)
+            if per is Per.EXPANDED and per not in of:
+                of[per] = of[Per.SLOT][~np.isnan(every["draft_lse"])]
+            kept: Array = every.values[name][of[per]]
+            return kept
+
+        anchors, keys = every.anchor_position[inside], every.key[inside]
+        parents = every.node_parent[of[Per.NODE]]
+        return Rounds.build(counts[inside], parents, anchors, keys, Columns(every.values, make))
 
 
 class DenseBatch(NamedTuple):
@@ -96,23 +116,30 @@ def dense_batches(file: DraftFile, columns: Iterable[str]) -> Iterator[DenseBatc
     Raises:
         DenseIncomplete: a request has some dense rows, but not one a committed token.
     """
-    columns = {*columns, "anchor_token"}
-    trees, decisions = read_columns(file, columns), read_columns(file, RECORDED_COLUMNS)
-    for table in file.tables(read_columns(file, {*trees, *decisions})):
-        kind = table["kind"].to_numpy()
-        # a request begins with its prefill
-        owner = np.cumsum(kind == Kind.PREFILL) - 1
-        ends = _last_decided(kind, owner)
-        decided = decided_batch(file, table.select(decisions), (kind == Kind.PREFILL) | ends)
-        emitted = table["emitted"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
-        kept = np.bincount(owner, weights=emitted, minlength=len(decided.requests)).astype(np.int64)
-        places = np.flatnonzero(kind == Kind.DENSE)
-        rows = table.select([name for name in trees if column_per(name) is Per.ROUND]).filter(
-            pa.array(kind == Kind.DENSE)
-        )
-        every = np.ones(len(places), dtype=bool)
-        batch = DenseRows(file, rows, decided.requests, owner[places], every, table, owner, places)
-        yield DenseBatch(batch, _trunk(batch, _last_tokens(decided), kept), kept)
+    for table in file.tables(read_columns(file, {*columns, *DENSE_COLUMNS})):
+        yield dense_batch(file, table)
+
+
+def dense_batch(file: DraftFile, table: pa.Table) -> DenseBatch:
+    """Take the dense rows of a row group that was read with `DENSE_COLUMNS`.
+
+    Raises:
+        DenseIncomplete: a request has some dense rows, but not one a committed token.
+    """
+    kind = table["kind"].to_numpy()
+    # a request begins with its prefill
+    owner = np.cumsum(kind == Kind.PREFILL) - 1
+    ends = _last_decided(kind, owner)
+    decisions = table.select(read_columns(file, RECORDED_COLUMNS))
+    decided = decided_batch(file, decisions, (kind == Kind.PREFILL) | ends)
+    emitted = table["emitted"].combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
+    kept = np.bincount(owner, weights=emitted, minlength=len(decided.requests)).astype(np.int64)
+    places = np.flatnonzero(kind == Kind.DENSE)
+    names = [name for name in table.column_names if column_per(name) is Per.ROUND and name not in _LIVE_ONLY]
+    rows = table.select(names).filter(pa.array(kind == Kind.DENSE))
+    every = np.ones(len(places), dtype=bool)
+    batch = DenseRows(file, rows, decided.requests, owner[places], every, table, owner, places)
+    return DenseBatch(batch, _trunk(batch, _last_tokens(decided), kept), kept)
 
 
 def _last_decided(kind: I64, owner: I64) -> Bool:
@@ -148,7 +175,7 @@ def _trunk(batch: Batch, last: I64, outputs: I64) -> Trunk:
         raise DenseIncomplete(batch.requests[wrong].request_id, int(outputs[wrong]) - 1, int(rows[wrong]))
     place = np.arange(len(owner)) + owner
     ends = first + rows + np.arange(requests)
-    token = np.empty(len(owner) + requests, dtype=np.int64)
+    token = np.empty(len(owner) + requests, dtype=np.int32)
     token[place] = anchors
     token[ends] = last
     return Trunk(token, place, ends[owner], first, rows)
@@ -166,11 +193,11 @@ def onto_trunk(rounds: Rounds, trunk: Trunk, rows: I64) -> Rounds:
         and past the end), and `node_on_trunk`, whether a node and its ancestors are the committed tokens.
     """
     trees, place, end = rounds.trees, trunk.place[rows], trunk.end[rows]
-    at = np.repeat(place, trees.counts) + trees.node_depth
-    ends = np.repeat(end, trees.counts)
+    at = np.repeat(place.astype(np.int32), trees.counts) + trees.node_depth
+    ends = np.repeat(end.astype(np.int32), trees.counts)
     same = trunk.token.take(at, mode="clip") == rounds["node_token"]
     on_trunk = trees.along_path(same & (at <= ends))
-    committed = np.full(len(at) + len(rounds), -1, dtype=np.int64)
+    committed = np.full(len(at) + len(rounds), -1, dtype=np.int32)
     committed[trees.root_slot] = trunk.token[place + 1]
     followed = np.flatnonzero(on_trunk & (at < ends))
     committed[trees.node_slot[followed]] = trunk.token[at[followed] + 1]

@@ -17,6 +17,7 @@ from dflash.policy.rounds import Rounds
 from dflash.replay.batch import Part
 
 Run = Callable[[I64, Asked], tuple[Outcome, I64]]
+Step = Callable[[I64, "Ran"], I64]
 
 
 class Visits(NamedTuple):
@@ -91,6 +92,40 @@ def run_part(policy: Policy, part: Part, place: I64, asked: Asked) -> Ran:
     return Ran(rounds, decision, survivals(tree) if policy.control.columns else np.empty(0))
 
 
+class OneShape:
+    """Runs rounds of requests that are all asked for the same; a shape is judged once for the whole batch.
+
+    Args:
+        policy: whose control has one state for all requests, and reads no confidence.
+        places: of the batch; `parts` likewise.
+        step: as for `Places.run`.
+    """
+
+    def __init__(self, policy: Policy, places: Places, parts: Sequence[Part], step: Step) -> None:
+        self._policy, self._places, self._parts, self._step = policy, places, parts, step
+        self._rows = np.flatnonzero(places.part >= 0)
+        self._size = len(places.part)
+        self._known: dict[tuple[int, int, float], tuple[I64, I64, I64]] = {}
+
+    def __call__(self, row: I64, asked: Asked) -> tuple[Outcome, I64]:
+        """Run one row of every open request; see `follow`."""
+        key = (int(asked.length[0]), int(asked.branches[0]), float(asked.t[0]))
+        # no NaN equals another
+        key = key if key[2] == key[2] else (*key[:2], -1.0)
+        if key not in self._known:
+            self._known[key] = self._all(asked)
+        accepted, depth, steps = (column[row] for column in self._known[key])
+        return Outcome(accepted, depth, asked.length), steps
+
+    def _all(self, asked: Asked) -> tuple[I64, I64, I64]:
+        rows = self._rows
+        same = asked.take(np.zeros(len(rows), dtype=np.int64))
+        outcome, step = self._places.run(self._policy, self._parts, rows, same, self._step)
+        spread = np.zeros((3, self._size), dtype=np.int64)
+        spread[:, rows] = outcome.accepted, outcome.drafted, step
+        return spread[0], spread[1], spread[2]
+
+
 class Places(NamedTuple):
     """Where the rows of a batch are: in which part, and at which place of it."""
 
@@ -106,8 +141,14 @@ class Places(NamedTuple):
             place[one.rows] = np.arange(len(one.rows))
         return cls(part, place)
 
+    def runner(self, policy: Policy, parts: Sequence[Part], step: Step) -> Run:
+        """Return what runs one row of every open request; see `run`."""
+        if policy.control.couples and not policy.control.columns:
+            return OneShape(policy, self, parts, step)
+        return lambda row, asked: self.run(policy, parts, row, asked, step)
+
     def run(
-        self, policy: Policy, parts: Sequence[Part], row: I64, asked: Asked, step: Callable[[I64, Ran], I64]
+        self, policy: Policy, parts: Sequence[Part], row: I64, asked: Asked, step: Step
     ) -> tuple[Outcome, I64]:
         """Run one row of every open request, part by part; see `follow`.
 

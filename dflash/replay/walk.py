@@ -73,7 +73,7 @@ def marked(dense: DenseBatch, part: Part) -> Part:
         if name == CHOSEN:
             return rounds.values["slot_choice"]
         committed = rounds[COMMITTED]
-        return np.where(committed >= 0, committed, rounds["slot_choice"])
+        return np.where(committed >= 0, committed, rounds.values["slot_choice"])
 
     names = [CHOSEN, "slot_choice", *(["slot_argmax"] if part.context.temperature == 0 else [])]
     return part._replace(rounds=rounds.with_values(Columns(names, make)))
