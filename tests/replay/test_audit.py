@@ -181,7 +181,7 @@ def test_another_honest_recorder_passes(tmp_path, temperature, policy):
 
 @pytest.mark.slow
 def test_many_honest_runs_raise_hardly_an_alarm(tmp_path):
-    """Whole audits at a rate of one in ten: of forty runs of all temperatures at most nine, three deviations."""
+    """Whole audits at a rate of one in ten: at most nine of forty runs, which is three deviations more."""
     alarms = 0
     for seed in range(40):
         kind = Proposal.INDEPENDENT if seed % 2 else Proposal.SHARED
