@@ -10,15 +10,14 @@ from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import fields
 from multiprocessing import get_context
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from dflash.draftfile.reader import DraftFile
-from dflash.replay.tally import Collector, Tally
+from dflash.replay.group import Counter, groups
+from dflash.replay.tally import Counts
 from dflash.replay.verdicts import VerdictWriter
 
-Counts = TypeVar("Counts")
 Progress = Callable[[], None]
-Count = Callable[[Sequence[DraftFile], Sequence[Counts], Progress], None]
 
 
 class Pass(NamedTuple):
@@ -36,24 +35,24 @@ class Pass(NamedTuple):
 
 
 def count_over(
-    files: Sequence[DraftFile], into: Sequence[Counts], count: Count[Counts], jobs: int, progress: Progress
+    files: Sequence[DraftFile], counters: Sequence[Counter], jobs: int, progress: Progress
 ) -> None:
-    """Fill `into` from the files of one run.
+    """Let counters count the files of one run, each of which is read once.
 
     Args:
-        into: fresh counts.
-        count: adds files to counts; can be pickled if there are several jobs.
+        counters: fresh dataclasses of counts; they can be pickled if there are several jobs.
         jobs: processes to share the files; 1 stays in this one.
         progress: called once a row group.
     """
     if jobs == 1 or len(files) == 1:
-        count(files, into, progress)
+        for file in files:
+            _count(file, counters, progress)
         return
     # a forked process would inherit locks that Arrow's threads hold
     with ProcessPoolExecutor(min(jobs, len(files)), mp_context=get_context("spawn")) as pool:
-        found = [pool.submit(_apart, count, file, deepcopy(into)) for file in files]
+        found = [pool.submit(_apart, file, deepcopy(counters)) for file in files]
         for file, future in zip(files, found, strict=True):
-            for total, more in zip(into, future.result(), strict=True):
+            for total, more in zip(counters, future.result(), strict=True):
                 merge(total, more)
             for _ in range(file.row_groups):
                 progress()
@@ -80,16 +79,19 @@ def _joined(one: Any, other: Any) -> Any:
         case tuple():
             for total, more in zip(one, other, strict=True):
                 _joined(total, more)
-        case Tally() | Collector():
+        case Counts():
             merge(one, other)
     # all else is a setting that both share
     return one
 
 
-def _apart(count: Count[Counts], file: DraftFile, into: Sequence[Counts]) -> Sequence[Counts]:
-    count([file], into, _silent)
-    return into
+def _count(file: DraftFile, counters: Sequence[Counter], progress: Progress) -> None:
+    for group in groups(file, counters):
+        for counter in counters:
+            counter.add(group)
+        progress()
 
 
-def _silent() -> None:
-    """Nobody watches a process of its own."""
+def _apart(file: DraftFile, counters: Sequence[Counter]) -> Sequence[Counter]:
+    _count(file, counters, lambda: None)
+    return counters

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dflash.draftfile.reader import DraftFile
 from dflash.policy.decision import Decision
 from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
-from dflash.replay.batch import Batch, Part, batches, columns_of
+from dflash.replay.batch import Batch, Part, columns_of
 from dflash.replay.check import CHECK_COLUMNS, Check
-from dflash.replay.jobs import Pass, count_over
+from dflash.replay.group import Group
 from dflash.replay.result import PolicyRow, policy_row
 from dflash.replay.state_check import STATE_CHECK_COLUMNS
 from dflash.replay.statistics import resampled
@@ -36,78 +35,84 @@ def judge(policy: Policy, part: Part) -> Judged:
     return Judged(rounds, policy.rule.decide(rounds, part.context))
 
 
-def rejudge(
-    files: Sequence[DraftFile],
-    policies: Sequence[Policy],
-    recorded: Policy,
-    checker: Check | None,
-    collectors: Sequence[Sequence[Collector]],
-    going: Pass,
-) -> list[PolicyRow]:
-    """Decide the live rounds of a run under several policies; one row a policy.
+@dataclass(slots=True)
+class Rejudging:
+    """Decides the live rounds of a run under several policies.
 
-    Args:
+    Attributes:
         recorded: the policy that decided them.
+        steered: what follows the control of each adaptive policy.
         checker: takes every recorded decision.
-        collectors: of each policy.
+        verdicts: takes every decision.
     """
-    tallies = [Tally(collectors=some) for some in collectors]
-    steered = [
-        Steered(policy, recorded, files[0]) if policy.control.adaptive else None for policy in policies
-    ]
-    count = partial(
-        _count,
-        policies=policies,
-        recorded=recorded,
-        steered=steered,
-        checker=checker,
-        verdicts=going.verdicts,
-    )
-    # what a control has seen stays in one process
-    jobs = 1 if any(steered) else going.jobs
-    count_over(files, tallies, count, jobs, going.progress)
-    rows = [
-        policy_row(policy, recorded, tally, tallies[0], interval)
-        for policy, tally, interval in zip(policies, tallies, resampled(tallies), strict=True)
-    ]
-    return [
-        row if control is None else replace(row, remarks=(*row.remarks, control.remark))
-        for row, control in zip(rows, steered, strict=True)
-    ]
 
+    policies: tuple[Policy, ...]
+    recorded: Policy
+    steered: tuple[Steered | None, ...]
+    checker: Check | None
+    verdicts: VerdictWriter | None
+    tallies: tuple[Tally, ...]
 
-def _count(
-    files: Sequence[DraftFile],
-    tallies: Sequence[Tally],
-    progress: Callable[[], None],
-    *,
-    policies: Sequence[Policy],
-    recorded: Policy,
-    steered: Sequence[Steered | None],
-    checker: Check | None,
-    verdicts: VerdictWriter | None,
-) -> None:
-    more = {name for tally in tallies for collector in tally.collectors for name in collector.columns}
-    more |= {*STATE_COLUMNS} if recorded.control.adaptive else set()
-    for file in files:
-        for control in steered:
-            if control is not None:
-                control.begin()
-        columns = {*columns_of(policies, file), *TALLY_COLUMNS, *more}
-        if checker is not None:
-            columns |= {*columns_of([recorded], file), *CHECK_COLUMNS}
-            columns |= {*STATE_CHECK_COLUMNS} if checker.states is not None else set()
-        for batch in batches(file, columns):
-            rounds = batch.rounds(columns)
-            parts = batch.parts(rounds)
-            for policy, tally, control in zip(policies, tallies, steered, strict=True):
-                judged = _judged(policy, control, batch, parts)
-                tally.add(batch, parts, judged)
-                if verdicts is not None:
-                    verdicts.add(str(policy), batch, [part.rows for part in parts], judged)
-            if checker is not None:
-                checker.add(batch, rounds, parts)
-            progress()
+    @classmethod
+    def of(
+        cls,
+        policies: Sequence[Policy],
+        collectors: Sequence[Sequence[Collector]],
+        recorded: Policy,
+        first: DraftFile,
+        checker: Check | None,
+        verdicts: VerdictWriter | None,
+    ) -> Rejudging:
+        """Begin.
+
+        Args:
+            collectors: of each policy.
+            first: file of the run.
+        """
+        steered = tuple(
+            Steered(policy, recorded, first) if policy.control.adaptive else None for policy in policies
+        )
+        tallies = tuple(Tally(collectors=tuple(some)) for some in collectors)
+        return cls(tuple(policies), recorded, steered, checker, verdicts, tallies)
+
+    def columns(self, file: DraftFile) -> set[str]:
+        """Return the columns that policies, collectors and checker read."""
+        more = {
+            name for tally in self.tallies for collector in tally.collectors for name in collector.columns
+        }
+        columns = {*columns_of(self.policies, file), *TALLY_COLUMNS, *more}
+        if self.recorded.control.adaptive:
+            columns |= {*STATE_COLUMNS}
+        if self.checker is not None:
+            columns |= {*columns_of([self.recorded], file), *CHECK_COLUMNS}
+            columns |= {*STATE_CHECK_COLUMNS} if self.checker.states is not None else set()
+        return columns
+
+    def add(self, group: Group) -> None:
+        """Decide one row group."""
+        batch = group.live
+        rounds = batch.rounds(group.table.column_names)
+        parts = batch.parts(rounds)
+        for policy, tally, control in zip(self.policies, self.tallies, self.steered, strict=True):
+            judged = _judged(policy, control, batch, parts)
+            tally.add(batch, parts, judged)
+            if self.verdicts is not None:
+                self.verdicts.add(str(policy), batch, [part.rows for part in parts], judged)
+        if self.checker is not None:
+            self.checker.add(batch, rounds, parts)
+
+    def rows(self) -> list[PolicyRow]:
+        """Return one row a policy."""
+        rows = [
+            policy_row(policy, self.recorded, tally, self.tallies[0], interval)
+            for policy, tally, interval in zip(
+                self.policies, self.tallies, resampled(self.tallies), strict=True
+            )
+        ]
+        return [
+            row if control is None else replace(row, remarks=(*row.remarks, control.remark))
+            for row, control in zip(rows, self.steered, strict=True)
+        ]
 
 
 def _judged(

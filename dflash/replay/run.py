@@ -14,15 +14,15 @@ from dflash.policy.shape import Shape
 from dflash.replay.check import Check
 from dflash.replay.details import Details, Wanted
 from dflash.replay.errors import InOrderOnly, NotDense, NotWalkable, ShapeBeyondRecording
-from dflash.replay.jobs import Pass
+from dflash.replay.jobs import Pass, count_over
 from dflash.replay.profiled import profiled
-from dflash.replay.rejudge import rejudge
+from dflash.replay.rejudge import Rejudging
 from dflash.replay.rescored import require_own_contexts, said_of_contexts
 from dflash.replay.result import PolicyRow, Replay, Source, check_report
 from dflash.replay.state_check import StateCheck
 from dflash.replay.tally import Collector
 from dflash.replay.verdicts import VerdictWriter
-from dflash.replay.walks import law_all, walk_all
+from dflash.replay.walks import LawWalking, Walking
 
 _Collectors = Sequence[Sequence[Collector]]
 
@@ -74,7 +74,7 @@ def replay(
     wanted: Wanted = Wanted(),
     jobs: int = 1,
 ) -> Replay:
-    """Replay a run under several policies, every file read once by each way of replaying.
+    """Replay a run under several policies, every file read once.
 
     Args:
         files: of one run, in order.
@@ -82,7 +82,7 @@ def replay(
         check: also hold every recorded decision against the recorded policy.
         dense: walk the dense rows of dense files; else every policy is re-judged on the live rounds.
         verdicts: takes every decision.
-        progress: called after each row group of each pass.
+        progress: called after each row group.
         collectors: of each policy, in the order of `policies`; they count along.
         wanted: what to tell beside acceptance.
         jobs: processes that share the files.
@@ -130,18 +130,26 @@ def _rows(
     collectors: _Collectors,
     going: Pass,
 ) -> list[PolicyRow]:
-    rows: dict[int, PolicyRow] = {}
-
-    def settle(way: Way, judge: Callable[[list[Policy], _Collectors], list[PolicyRow]]) -> None:
-        chosen = [index for index, found in enumerate(ways) if found is way]
-        if chosen or (checker is not None and way is Way.REJUDGE):
-            found = judge([asked[index] for index in chosen], [collectors[index] for index in chosen])
-            rows.update(zip(chosen, found, strict=True))
-
-    strict = _emits_choices(recorded, context_from_header(files[0].header.raw))
-    settle(Way.REJUDGE, lambda some, by: rejudge(files, some, recorded, checker, by, going))
-    settle(Way.WALK, lambda some, by: walk_all(files, some, strict, by, going))
-    settle(Way.LAW, lambda some, by: law_all(files, some, by, going))
+    """Count every policy in its way, all in one reading of the files."""
+    first = files[0]
+    strict = _emits_choices(recorded, context_from_header(first.header.raw))
+    chosen = {way: [index for index, found in enumerate(ways) if found is way] for way in Way}
+    begin: dict[Way, Callable[[list[Policy], _Collectors], Rejudging | Walking | LawWalking]] = {
+        Way.REJUDGE: lambda some, by: Rejudging.of(some, by, recorded, first, checker, going.verdicts),
+        Way.WALK: lambda some, by: Walking.of(some, by, strict, first, going.verdicts),
+        Way.LAW: LawWalking.of,
+    }
+    counters = {
+        way: begin[way]([asked[index] for index in places], [collectors[index] for index in places])
+        for way, places in chosen.items()
+        if places or (checker is not None and way is Way.REJUDGE)
+    }
+    count_over(files, list(counters.values()), going.jobs, going.progress)
+    rows = {
+        index: row
+        for way, counter in counters.items()
+        for index, row in zip(chosen[way], counter.rows(), strict=True)
+    }
     return [replace(rows[index], recorded=same(policy, recorded)) for index, policy in enumerate(asked)]
 
 

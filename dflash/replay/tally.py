@@ -28,7 +28,13 @@ class Judged(Protocol):
     def decision(self) -> Decision: ...
 
 
-class Collector(ABC):
+class Counts:
+    """A dataclass of counts, which merge: numbers add up, lists of counts by request follow each other."""
+
+    __slots__ = ()
+
+
+class Collector(Counts, ABC):
     """Counts something more of what one policy decides, only where it is asked for.
 
     Attributes:
@@ -42,7 +48,7 @@ class Collector(ABC):
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
         """Count the rounds of one row group, given the request of each."""
 
-    def count_law(self, length: int, rounds: F64, tokens: I64, context: F64) -> None:  # noqa: B027
+    def count_law(self, length: int, rounds: F64, tokens: I64, context: F64) -> None:
         """Count expected rounds of chains, which are all that a law-exact walk knows.
 
         Args:
@@ -52,7 +58,7 @@ class Collector(ABC):
 
 
 @dataclass(slots=True)
-class Tally:
+class Tally(Counts):
     """What one policy did on the live rounds of a run.
 
     Attributes:

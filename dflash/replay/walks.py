@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +18,14 @@ from dflash.policy.topology import Bool
 from dflash.replay.batch import Part, columns_of
 from dflash.replay.check import LISTED
 from dflash.replay.controlled import ControlledWalk
-from dflash.replay.dense import DenseBatch, dense_batches
-from dflash.replay.jobs import Pass, count_over
+from dflash.replay.dense import DENSE_COLUMNS, DenseBatch
+from dflash.replay.group import Group
 from dflash.replay.law_exact import LAW_COLUMNS, Lengths, joined, lengths, reach
 from dflash.replay.near_ties import NearTie
 from dflash.replay.result import PolicyRow, WalkFacts, open_row, tally_row
 from dflash.replay.statistics import Interval, draws_of, interval_of, per_round, resampled, tau
 from dflash.replay.steered import largest_shape, step_time_of
-from dflash.replay.tally import Collector, Tally
+from dflash.replay.tally import Collector, Counts, Tally
 from dflash.replay.verdicts import VerdictWriter
 from dflash.replay.walk import WALK_COLUMNS, Walked, marked, walk
 
@@ -63,7 +63,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True)
-class WalkTally:
+class WalkTally(Counts):
     """What one policy met on its walks.
 
     Attributes:
@@ -111,69 +111,85 @@ class WalkTally:
         self.common.count_depths(owners, accepted, tried, len(last))
 
 
-def walk_all(
-    files: Sequence[DraftFile],
-    policies: Sequence[Policy],
-    strict: bool,
-    collectors: Sequence[Sequence[Collector]],
-    going: Pass,
-) -> list[PolicyRow]:
-    """Walk every request under several policies.
+@dataclass(slots=True)
+class Walking:
+    """Walks every request of a run under several policies.
 
-    Args:
+    Attributes:
+        first: file of the run.
         strict: the trunk holds the target's choices.
-        collectors: of each policy.
+        verdicts: takes every decision.
     """
-    tallies = [WalkTally(Tally(collectors=some)) for some in collectors]
-    count = partial(_count_walks, policies=policies, strict=strict, verdicts=going.verdicts)
-    count_over(files, tallies, count, going.jobs, going.progress)
-    wholes = resampled([tally.all for tally in tallies])
-    # alone a policy has nobody to share rounds with
-    common = resampled([tally.common for tally in tallies]) if len(tallies) > 1 else wholes
-    kept = _kept_intervals(tallies)
-    rows = []
-    for index, (policy, tally, whole, interval) in enumerate(
-        zip(policies, tallies, wholes, kept, strict=True)
-    ):
-        simulated = _simulated(policy, files[0].header.lanes)
-        row = _walk_row(tally_row(policy, tally.all, whole), tally, interval, simulated)
-        mean, base = (tau(item.common.lengths().sum(axis=0)) for item in (tally, tallies[0]))
-        if index and mean is not None and base is not None:
-            row = replace(row, difference=mean - base, difference_interval=common[index].difference)
-        rows.append(row)
-    return rows
 
+    policies: tuple[Policy, ...]
+    first: DraftFile
+    strict: bool
+    verdicts: VerdictWriter | None
+    tallies: tuple[WalkTally, ...]
+    _walkers: tuple[Path, tuple[StaticWalk | ControlledWalk, ...]] | None = None
 
-def _count_walks(
-    files: Sequence[DraftFile],
-    tallies: Sequence[WalkTally],
-    progress: Callable[[], None],
-    *,
-    policies: Sequence[Policy],
-    strict: bool,
-    verdicts: VerdictWriter | None,
-) -> None:
-    more = {name for tally in tallies for collector in tally.all.collectors for name in collector.columns}
-    read = {name for policy in policies for name in policy.control.columns}
-    for file in files:
-        # every part of a run comes from an engine of its own
-        walkers = [walker(policy, file) for policy in policies]
-        columns = {*columns_of(policies, file), *WALK_COLUMNS, *more, *read}
-        for dense in dense_batches(file, columns):
-            parts = [marked(dense, part) for part in dense.batch.parts(dense.batch.rounds(columns))]
-            tolerance = file.header.tie_tolerance
-            marks: list[list[Mark]] = []
-            for policy, walk_on, tally in zip(policies, walkers, tallies, strict=True):
-                walked = walk_on.walk(dense, parts, tolerance, strict)
-                tally.all.contexts.update(part.context for part in parts)
-                tally.add(dense, walked)
-                marks.append([Mark.of(item) for item in walked])
-                if verdicts is not None:
-                    verdicts.add(str(policy), dense.batch, [item.rows for item in walked], walked)
-            last = _last_common(dense, marks)
-            for tally, some in zip(tallies, marks, strict=True):
-                tally.add_common(some, last)
-            progress()
+    @classmethod
+    def of(
+        cls,
+        policies: Sequence[Policy],
+        collectors: Sequence[Sequence[Collector]],
+        strict: bool,
+        first: DraftFile,
+        verdicts: VerdictWriter | None,
+    ) -> Walking:
+        """Begin; `collectors` are those of each policy."""
+        tallies = tuple(WalkTally(Tally(collectors=tuple(some))) for some in collectors)
+        return cls(tuple(policies), first, strict, verdicts, tallies)
+
+    def columns(self, file: DraftFile) -> set[str]:
+        """Return the columns that policies and collectors read."""
+        collectors = [collector for tally in self.tallies for collector in tally.all.collectors]
+        more = {name for collector in collectors for name in collector.columns}
+        read = {name for policy in self.policies for name in policy.control.columns}
+        return {*columns_of(self.policies, file), *WALK_COLUMNS, *DENSE_COLUMNS, *more, *read}
+
+    def add(self, group: Group) -> None:
+        """Walk one row group."""
+        dense = group.dense
+        rounds = dense.batch.rounds(group.table.column_names)
+        parts = [marked(dense, part) for part in dense.batch.parts(rounds)]
+        marks: list[list[Mark]] = []
+        for policy, walk_on, tally in zip(
+            self.policies, self._walkers_of(group.file), self.tallies, strict=True
+        ):
+            walked = walk_on.walk(dense, parts, group.file.header.tie_tolerance, self.strict)
+            tally.all.contexts.update(part.context for part in parts)
+            tally.add(dense, walked)
+            marks.append([Mark.of(item) for item in walked])
+            if self.verdicts is not None:
+                self.verdicts.add(str(policy), dense.batch, [item.rows for item in walked], walked)
+        last = _last_common(dense, marks)
+        for tally, some in zip(self.tallies, marks, strict=True):
+            tally.add_common(some, last)
+
+    def rows(self) -> list[PolicyRow]:
+        """Return one row a policy."""
+        wholes = resampled([tally.all for tally in self.tallies])
+        # alone a policy has nobody to share rounds with
+        common = resampled([tally.common for tally in self.tallies]) if len(self.tallies) > 1 else wholes
+        kept = _kept_intervals(self.tallies)
+        rows = []
+        for index, (policy, tally, whole, interval) in enumerate(
+            zip(self.policies, self.tallies, wholes, kept, strict=True)
+        ):
+            simulated = _simulated(policy, self.first.header.lanes)
+            row = _walk_row(tally_row(policy, tally.all, whole), tally, interval, simulated)
+            mean, base = (tau(item.common.lengths().sum(axis=0)) for item in (tally, self.tallies[0]))
+            if index and mean is not None and base is not None:
+                row = replace(row, difference=mean - base, difference_interval=common[index].difference)
+            rows.append(row)
+        return rows
+
+    def _walkers_of(self, file: DraftFile) -> tuple[StaticWalk | ControlledWalk, ...]:
+        """Every part of a run comes from an engine of its own."""
+        if self._walkers is None or self._walkers[0] != file.path:
+            self._walkers = (file.path, tuple(walker(policy, file) for policy in self.policies))
+        return self._walkers[1]
 
 
 class StaticWalk:
@@ -256,42 +272,46 @@ def _walk_row(
 
 
 @dataclass(slots=True)
-class LawTally:
+class LawTally(Counts):
     """The law of one policy's rounds, a row group each."""
 
     collectors: Sequence[Collector] = ()
     parts: list[Lengths] = field(default_factory=list)
 
 
-def law_all(
-    files: Sequence[DraftFile],
-    policies: Sequence[Policy],
-    collectors: Sequence[Sequence[Collector]],
-    going: Pass,
-) -> list[PolicyRow]:
-    """Give the law of the rounds of several policies along every trunk."""
-    tallies = [LawTally(some) for some in collectors]
-    count_over(files, tallies, partial(_count_laws, policies=policies), going.jobs, going.progress)
-    return [_law_row(policy, joined(tally.parts)) for policy, tally in zip(policies, tallies, strict=True)]
+@dataclass(slots=True)
+class LawWalking:
+    """Gives the law of the rounds of several policies along every trunk."""
 
+    policies: tuple[Policy, ...]
+    tallies: tuple[LawTally, ...]
 
-def _count_laws(
-    files: Sequence[DraftFile],
-    tallies: Sequence[LawTally],
-    progress: Callable[[], None],
-    *,
-    policies: Sequence[Policy],
-) -> None:
-    for file in files:
-        for dense in dense_batches(file, {*LAW_COLUMNS, "node_token"}):
-            context = dense.trunk.mean_context(dense.batch.table)
-            for policy, tally in zip(policies, tallies, strict=True):
-                length = policy.shape.length
-                longest = int(file.header.shape["length"]) if length is None else length
-                tally.parts.append(lengths(dense, reach(dense, longest, policy.rule)))
-                for collector in tally.collectors:
-                    collector.count_law(longest, tally.parts[-1].rounds, tally.parts[-1].tokens, context)
-            progress()
+    @classmethod
+    def of(cls, policies: Sequence[Policy], collectors: Sequence[Sequence[Collector]]) -> LawWalking:
+        """Begin; `collectors` are those of each policy."""
+        return cls(tuple(policies), tuple(LawTally(tuple(some)) for some in collectors))
+
+    def columns(self, file: DraftFile) -> set[str]:
+        """Return the columns that hold the laws along trunks."""
+        return {*LAW_COLUMNS, *DENSE_COLUMNS}
+
+    def add(self, group: Group) -> None:
+        """Follow the trunks of one row group."""
+        dense = group.dense
+        context = dense.trunk.mean_context(dense.batch.table)
+        for policy, tally in zip(self.policies, self.tallies, strict=True):
+            length = policy.shape.length
+            longest = int(group.file.header.shape["length"]) if length is None else length
+            tally.parts.append(lengths(dense, reach(dense, longest, policy.rule)))
+            for collector in tally.collectors:
+                collector.count_law(longest, tally.parts[-1].rounds, tally.parts[-1].tokens, context)
+
+    def rows(self) -> list[PolicyRow]:
+        """Return one row a policy."""
+        return [
+            _law_row(policy, joined(tally.parts))
+            for policy, tally in zip(self.policies, self.tallies, strict=True)
+        ]
 
 
 def _law_row(policy: Policy, law: Lengths) -> PolicyRow:

@@ -4,10 +4,12 @@ import json
 
 import pytest
 from jsonschema import Draft202012Validator
+from tiny_recorder import Recorder
 
 from dflash.bench.replay import NotedFile, many
 from dflash.bench.replay_files import Made, write
 from dflash.cli.main import run
+from dflash.policy.context import Proposal
 from dflash.policy.registry import parse_policy
 from dflash.replay.expect import Expect
 from dflash.replay.expectation import expectation
@@ -37,6 +39,15 @@ def test_a_file_is_read_once_for_200_policies_and_without_its_features(live):
     expectation([file], [parse_policy("speculative"), parse_policy("match")], Expect.COINS)
     assert len(file.readings) == 2
     assert not any(name.startswith("feature_") for names in file.readings for name in names)
+
+
+def test_a_dense_file_is_read_once_for_walks_laws_and_re_judging(tmp_path):
+    path = Recorder("match", Proposal.INDEPENDENT, 0.8, dense=True).write(tmp_path / "dense.parquet")
+    file = NotedFile.open(path)
+    policies = [parse_policy(text) for text in ("match", "speculative", "threshold:t=0.3", "vllm-v1")]
+    exactness = {row.exactness for row in replay([file], policies).rows}
+    assert {"path-exact", "law-exact", "lossy"} <= exactness
+    assert len(file.readings) == 1
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_jobs_change_nothing_but_where_files_are_counted(tmp_path, dense):
     )
     assert shared.to_dict() == alone.to_dict()
     assert sum(row.rounds for row in alone.rows) > 0
-    assert len(steps) == 2 * len(files) * (2 if dense else 1)
+    assert len(steps) == 2 * len(files)
 
 
 def test_what_follows_the_files_in_order_is_not_taken_apart(tmp_path, capsys):
