@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from dflash.draftfile.reader import DraftFile
-from dflash.policy.control.base import Asked
+from dflash.policy.control.base import Asked, Frame
 from dflash.policy.control.controller import Controller, frame_of
 from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
@@ -18,33 +20,43 @@ from dflash.policy.step_time import StepTime
 from dflash.replay.batch import Batch, Part
 from dflash.replay.errors import StateMissing
 from dflash.replay.lockstep import Places, Ran, follow, run_part
+from dflash.replay.tally import Counts
 
 STATE_COLUMNS = ("control_state",)
 
 
-class Steered:
+@dataclass(slots=True)
+class Steered(Counts):
     """One policy of adaptive control on the live rounds of a run, each at its own recorded anchor.
 
-    Args:
+    Attributes:
         policy: with the control.
         recorded: that decided the rounds.
         file: the first of the run.
+        clipped: rounds for which the control wanted a larger shape than was drafted.
     """
 
-    def __init__(self, policy: Policy, recorded: Policy, file: DraftFile) -> None:
-        same = policy.shape.filled(recorded.shape) == recorded.shape
-        self.policy = policy
-        self.known = policy.control == recorded.control and same
-        self.clipped = 0
-        largest = largest_shape(file) if recorded.control.adaptive else recorded.shape
-        self.frame = frame_of(policy.rule, policy.shape, largest, step_time_of(file))
-        self.lanes = file.header.lanes
-        self._coupled: Controller | None = None
+    policy: Policy
+    recorded: Policy
+    file: DraftFile
+    clipped: int = 0
+    _engine: tuple[Path, Controller] | None = None
 
-    def begin(self) -> None:
-        """Start a file: every part of a run comes from an engine of its own."""
-        if self.policy.control.couples:
-            self._coupled = Controller(self.policy.control, self.frame, self.lanes)
+    def __post_init__(self) -> None:
+        # refuses a control that lacks what it needs, before anything is read
+        self.policy.control.scheduler(self.frame, 1)
+
+    @property
+    def known(self) -> bool:
+        """Whether the recorded states are those of this policy."""
+        same = self.policy.shape.filled(self.recorded.shape) == self.recorded.shape
+        return self.policy.control == self.recorded.control and same
+
+    @property
+    def frame(self) -> Frame:
+        """What the control may ask for."""
+        largest = largest_shape(self.file) if self.recorded.control.adaptive else self.recorded.shape
+        return frame_of(self.policy.rule, self.policy.shape, largest, step_time_of(self.file))
 
     @property
     def remark(self) -> str:
@@ -79,15 +91,24 @@ class Steered:
         def step(rows: I64, ran: Ran) -> I64:
             return np.ones(len(rows), dtype=np.int64)
 
+        couples = self.policy.control.couples
         visits = follow(
-            self._coupled or Controller(self.policy.control, self.frame, count),
-            self.lanes if self._coupled else count,
+            self._controller(batch.file, count),
+            self.file.header.lanes if couples else count,
             first,
             live,
             anchors + 1.0,
-            lambda row, asked: places.run(self.policy, parts, row, asked, step),
+            places.runner(self.policy, parts, step),
         )
         return _spread(visits.rows, visits.asked, len(owner))
+
+    def _controller(self, file: DraftFile, requests: int) -> Controller:
+        """One for these requests alone, or that of the file: every part of a run has an engine of its own."""
+        if not self.policy.control.couples:
+            return Controller(self.policy.control, self.frame, requests)
+        if self._engine is None or self._engine[0] != file.path:
+            self._engine = file.path, Controller(self.policy.control, self.frame, self.file.header.lanes)
+        return self._engine[1]
 
 
 def largest_shape(file: DraftFile) -> Shape:
