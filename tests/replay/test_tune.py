@@ -147,20 +147,37 @@ def test_progress_reaches_its_end(dense: Path, how: Search) -> None:
     assert len(ticks) == steps(how, requests=12, policies=12, row_groups=1)
 
 
-def test_two_hundred_policies_are_judged_in_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = recorder(length=3, branches=1, requests=3).write(tmp_path / "run.parquet")
-    reads: list[tuple[str, ...]] = []
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The columns of every pass over a file."""
+    found: list[tuple[str, ...]] = []
     tables = DraftFile.tables
 
     def counted(self: DraftFile, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        reads.append(tuple(columns or ()))
+        found.append(tuple(columns or ()))
         return tables(self, columns)
 
     monkeypatch.setattr(DraftFile, "tables", counted)
+    return found
+
+
+def test_two_hundred_policies_are_judged_in_one_read(tmp_path: Path, reads: list[tuple[str, ...]]) -> None:
+    path = recorder(length=3, branches=1, requests=3).write(tmp_path / "run.parquet")
     found = search(path, "threshold:t=0.01..0.67..0.01,length=1..3", max_divergence=1.0)
     assert len(found.candidates) == 201
     (columns,) = reads
     assert not [name for name in columns if name.startswith("feature") or name.endswith("_us")]
+
+
+def test_a_dense_file_is_read_once_for_all_ways_of_replaying(
+    tmp_path: Path, reads: list[tuple[str, ...]]
+) -> None:
+    shape = {"length": 3, "branches": 2, "requests": 3, "dense": True}
+    path = recorder(proposal=Proposal.INDEPENDENT, **shape).write(tmp_path / "run.parquet")
+    found = search(path, "match|speculative:length=1..3,branches=1..2")
+    ways = {item.row.exactness for item in found.candidates}
+    assert {"path-exact", "law-exact", "re-judge"} <= ways
+    assert len(reads) == 1
 
 
 def test_lossy_policies_are_recommended_only_as_far_as_allowed(tmp_path: Path) -> None:
