@@ -101,6 +101,7 @@ class _Walk:
 
     `p` and `q` `[G, K]` are over the draft's best tokens, `other` `[G, K']` over the target's, 0 for those
     that are among the draft's; p after rejections is known up to the factor `share` for all other tokens.
+    `blur` `[G]` is how far p may be off, which grows where little of it is left.
     """
 
     def __init__(self, evidence: Evidence, found: Families) -> None:
@@ -110,6 +111,7 @@ class _Walk:
         self.plain = evidence.probability(found.slots, rounds["draft_topk_target_logit"][row])
         self.p, self.q = self.plain.copy(), np.exp(found.log_law)
         self.slack = found.slack + evidence.top_slack(found.slots)
+        self.blur = _ROUNDING + self.slack - 2e-4
         self.others = rounds["slot_topk_token"][found.slots].astype(np.int64)
         known = (self.others[:, :, None] == found.tokens[:, None, :]).any(axis=2)
         self.other = np.where(known, 0.0, evidence.top_p[found.slots])
@@ -154,11 +156,10 @@ class _Walk:
             behind = score.max(axis=1) - score[:, 0]
         winner = score.argmax(axis=1)
         best = tokens[np.arange(len(here)), winner]
-        told = (drawn >= 0) & (np.nan_to_num(known.sum(axis=1)) > _EMPTY)
+        blur = self.blur[here]
+        told = (drawn >= 0) & (np.nan_to_num(known.sum(axis=1)) > np.maximum(_EMPTY, blur))
         rival = np.column_stack([mine, known])[np.arange(len(here)), winner]
-        near = behind <= 1e-3 + (_ROUNDING + self.slack[here] - 2e-4) / np.maximum(
-            np.minimum(mine, rival), 1e-12
-        )
+        near = behind <= 1e-3 + blur / np.maximum(np.minimum(mine, rival), 1e-12)
         row, index = self.evidence.rounds.node_round[nodes], self.evidence.rounds.node_index[nodes]
         wrong = told & (best != drawn)
         return Compared("node_residual_token", "node", row, index, wrong, near, best, drawn)
@@ -171,6 +172,7 @@ class _Walk:
         self.p[here] = rest / scale[:, None]
         self.tail[here] /= scale
         self.share[here] /= scale
+        self.blur[here] /= np.maximum(scale, 1e-12)
         if self.evidence.context.proposal.with_replacement:
             return
         place = self.found.place[here, sibling]
