@@ -15,7 +15,7 @@ from dflash.cli.output import emit
 from dflash.policy.catalogue import CONTROLS, DEFAULT_RULE, provider
 from dflash.policy.catalogue import policies as rules
 from dflash.policy.control import Control
-from dflash.policy.parameter import parameters
+from dflash.policy.parameter import parameters, text_of
 from dflash.policy.rule import Rule
 from dflash.policy.shape import Shape
 
@@ -60,6 +60,13 @@ def render(document: Mapping[str, Any], console: Console) -> None:
         console.print(f"  {item['name']}: {item['expected']}; as recorded unless given", soft_wrap=True)
     for control in document["controls"]:
         console.print(f"control={control['name']}: {control['summary']}", style="bold", soft_wrap=True)
+        facts = [
+            ("varies", ", ".join(control["varies"]) or "nothing"),
+            ("walk", control["walk"] + ("; reads step times" if control["step_times"] else "")),
+            ("columns", ", ".join(control["columns"])),
+            ("source", control["source"]),
+        ]
+        _table(console, [(key, text) for key, text in facts if text])
         _table(console, [(f"control.{item['name']}", _expected(item)) for item in control["parameters"]])
 
 
@@ -92,7 +99,8 @@ def _facts(rule: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _expected(item: Mapping[str, Any]) -> str:
     if item["required"]:
         return f"{item['expected']}; required"
-    return item["expected"] if item["default"] is None else f"{item['expected']}; default {item['default']}"
+    default = item["default"]
+    return item["expected"] if default is None else f"{item['expected']}; default {text_of(default)}"
 
 
 def _rule(rule: type[Rule]) -> dict[str, Any]:
@@ -117,7 +125,16 @@ def _rule(rule: type[Rule]) -> dict[str, Any]:
 
 def _control(control: type[Control]) -> dict[str, Any]:
     keys = [_parameter(item) for item in parameters(control)]
-    return {"name": control.name, "summary": control.summary, "parameters": keys}
+    return {
+        "name": control.name,
+        "summary": control.summary,
+        "varies": list(control.varies),
+        "walk": "simulation" if control.batch else "path-exact",
+        "step_times": control.timed,
+        "columns": list(control.columns),
+        "source": control.source,
+        "parameters": keys,
+    }
 
 
 def _parameter(item: Field[Any]) -> dict[str, Any]:
