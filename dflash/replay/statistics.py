@@ -18,6 +18,8 @@ _MOST_DRAWS = 10_000_000
 _FEWEST_RESAMPLES = 200
 _SEED = 0
 _CHUNK = 2**18
+# policies drawn at once: their sums by request are held in memory
+_TOGETHER = 8
 
 
 class Interval(NamedTuple):
@@ -78,32 +80,38 @@ def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
     Returns:
         One result a policy; the draws are a fixed function of the number of requests.
     """
-    counts = [tally.lengths() for tally in tallies]
-    used = counts[0].sum(axis=1) > 0 if counts else np.zeros(0, dtype=bool)
+    used = tallies[0].lengths().sum(axis=1) > 0 if tallies else np.zeros(0, dtype=bool)
     # every policy judges the same rounds, so the same requests have some
-    counts = [count[used] for count in counts]
     requests = int(used.sum())
     if requests < 2:
-        none = [(None,) * (count.shape[1] - 1) for count in counts]
+        none = [(None,) * (tally.lengths().shape[1] - 1) for tally in tallies]
         return [Resampled(None, None, positions, positions) for positions in none]
-    depths = [_depths(tally, used) for tally in tallies]
-    sums = [_sums(count, depth) for count, depth in zip(counts, depths, strict=True)]
-    draws = draws_of(np.concatenate(sums, axis=1), requests)
     results: list[Resampled] = []
-    first, column = None, 0
-    for count, part in zip(counts, sums, strict=True):
-        own = draws[:, column : column + part.shape[1]]
-        column += part.shape[1]
-        rounds, accepted, reach, tried = np.split(own, [1, 2, 1 + count.shape[1]], axis=1)
-        ratio, share = 1.0 + accepted / rounds, reach / rounds
-        first = (ratio, share) if first is None else first
-        base = _padded(first[1], share.shape[1])
-        marginal, difference = (tuple(map(interval_of, shares.T)) for shares in (share, share - base))
-        knee = interval_of(bend(share, tried.shape[1]).astype(np.float64))
-        against = interval_of(ratio - first[0])
-        conditional = _conditional(reach, tried)
-        results.append(Resampled(interval_of(ratio), against, marginal, difference, knee, conditional))
+    first: tuple[F64, F64] | None = None
+    for begin in range(0, len(tallies), _TOGETHER):
+        some = tallies[begin : begin + _TOGETHER]
+        parts = [_sums(tally.lengths()[used], _depths(tally, used)) for tally in some]
+        ends = np.cumsum([part.shape[1] for part in parts])[:-1]
+        draws = np.split(draws_of(np.concatenate(parts, axis=1), requests), ends, axis=1)
+        for tally, own in zip(some, draws, strict=True):
+            rounds, accepted, reach, tried = np.split(own, [1, 2, 1 + tally.lengths().shape[1]], axis=1)
+            ratio, share = 1.0 + accepted / rounds, reach / rounds
+            first = (ratio, share) if first is None else first
+            results.append(_resampled(ratio, share, first, reach, tried))
     return results
+
+
+def _resampled(ratio: F64, share: F64, first: tuple[F64, F64], reach: F64, tried: F64) -> Resampled:
+    base = _padded(first[1], share.shape[1])
+    marginal, difference = (tuple(map(interval_of, shares.T)) for shares in (share, share - base))
+    return Resampled(
+        interval_of(ratio),
+        interval_of(ratio - first[0]),
+        marginal,
+        difference,
+        interval_of(bend(share, tried.shape[1]).astype(np.float64)),
+        _conditional(reach, tried),
+    )
 
 
 def per_round(tokens: I64, rounds: F64, variance: F64) -> Interval | None:
