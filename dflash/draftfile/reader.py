@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +23,7 @@ from dflash.draftfile.requests import check_requests
 from dflash.draftfile.view import Limits, Place
 
 KEPT_UNUSED = 64 << 20
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +185,13 @@ def open_draft_file(path: Path | str) -> DraftFile:
         return found
 
 
-def ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same tables, each read in a thread of its own while the one before it is worked on."""
+def ahead(made: Iterator[Made]) -> Iterator[Made]:
+    """The same things, each made in a thread of its own while the one before it is worked on."""
     with ThreadPoolExecutor(1, "dflash-read") as thread:
-        coming = thread.submit(next, tables, None)
-        while (table := coming.result()) is not None:
-            coming = thread.submit(next, tables, None)
+        coming = thread.submit(next, made, None)
+        while (one := coming.result()) is not None:
+            coming = thread.submit(next, made, None)
             # as in `DraftFile.tables`
-            held = [table]
-            del table
+            held = [one]
+            del one
             yield held.pop()

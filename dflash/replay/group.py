@@ -51,5 +51,13 @@ def groups(file: DraftFile, counters: Sequence[Counter]) -> Iterator[Group]:
         RequestUnknown: a request does not say its key or its sampling.
     """
     columns = {name for counter in counters for name in counter.columns(file)}
-    for table in ahead(file.tables(read_columns(file, columns))):
-        yield Group(file, table)
+    yield from ahead(_made(file, file.tables(read_columns(file, columns))))
+
+
+def _made(file: DraftFile, tables: Iterator[pa.Table]) -> Iterator[Group]:
+    for table in tables:
+        group = Group(file, table)
+        if not file.header.dense:
+            # whoever reads ahead also parses the requests, which every counter of such a file needs
+            _ = group.live
+        yield group
