@@ -35,9 +35,8 @@ _LIMIT = 2**31 - 1
 )
 @click.option(
     "--drafter",
-    default="ngram",
-    show_default=True,
-    help="ngram, suffix, self, model:PLACE, file:RUN.parquet or none; a union as ngram+suffix.",
+    help="default (comes with this package), ngram, suffix, self, model:PLACE, dflash:PLACE, dspark:PLACE, "
+    "file:RUN.parquet or none; a union as default+suffix.  [default: default where it fits, else ngram]",
 )
 @click.option(
     "--proposal",

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from dflash.cli.options import read_pairs
-from dflash.cli.output import stages
+from dflash.cli.output import stages, talk
+from dflash.drafters import shipped
 from dflash.drafters.build import default_length, parse_drafter
 from dflash.drafters.fan import Fan
 from dflash.engine.chat import Defaults
@@ -21,6 +22,7 @@ from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import parse_policy
 from dflash.policy.temperature import TEMPERATURES, is_temperature
 from dflash.replay.cost import load_cost
+from dflash.target.catalogue import DEFAULT
 from dflash.target.load import Target, load_target
 from dflash.target.sampling import Sampling
 
@@ -43,8 +45,9 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         system=None if options["system"] is None else _text("--system", options["system"]),
         raw=options["raw"],
     )
-    parts = parse_drafter(options["drafter"])
-    drafter = "none" if options["length"] == 0 else options["drafter"]
+    chosen = options["drafter"] or _usual_drafter(options["target"])
+    parts = parse_drafter(chosen)
+    drafter = "none" if options["length"] == 0 else chosen
     proposal = options["proposal"]
     fan = None if options["tree"] is None else Fan.parse(options["tree"])
     return RecordSettings(
@@ -71,6 +74,14 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         fan=fan,
         step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,
     )
+
+
+def _usual_drafter(target: str) -> str:
+    """The shipped drafter for the target that it was trained for, `ngram` for all others."""
+    if shipped.fits(target):
+        return shipped.NAME
+    talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
+    return "ngram"
 
 
 def _text(option: str, value: str) -> str:

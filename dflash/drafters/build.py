@@ -16,6 +16,7 @@ from dflash.drafters.drawing import Drawing
 from dflash.drafters.fan import Fan
 from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.ngram import NgramDrafter
+from dflash.drafters.shipped import FAMILY, FOLDER, NAME
 from dflash.drafters.stored import StoredDrafter, trunks
 from dflash.drafters.suffix import SuffixDrafter, SuffixStore
 from dflash.drafters.union import UnionDrafter
@@ -29,6 +30,7 @@ from dflash.target.noise import TargetNoise
 from dflash.target.quantise import quantise
 
 DRAFTERS = {
+    "default": "the drafter that comes with this package (dspark), for the default target",
     "ngram": "prompt lookup: copies what followed the last tokens earlier in the text; no model",
     "suffix": "the longest suffix seen before, continued by frequency; no model; --warm fills its store",
     "self": "an int8 copy of the target: a drafter that almost always agrees, for testing p/q",
@@ -105,7 +107,7 @@ class DraftSettings:
 
 
 def parse_drafter(text: str) -> list[Part]:
-    """`ngram`, `model:PLACE`, `ngram+suffix`, …; a `+` inside a place is no border.
+    """`default`, `model:PLACE`, `ngram+suffix`, …; a `+` inside a place is no border.
 
     Raises:
         UnknownDrafter: offering the nearest name.
@@ -120,7 +122,7 @@ def parse_drafter(text: str) -> list[Part]:
         if (family in WITH_PLACE) != bool(place):
             expected = f"{family}:PLACE" if family in WITH_PLACE else family
             raise UsageError(f"Expected the drafter as {expected}, found {piece!r}.")
-        parts.append(Part(family, place or None))
+        parts.append(Part(FAMILY, str(FOLDER)) if family == NAME else Part(family, place or None))
     if len(set(parts)) < len(parts):
         raise UsageError(f"Expected different drafters in a union, found one twice in {text!r}.")
     if len(parts) > 1 and Part("none") in parts:

@@ -37,7 +37,7 @@ def card_text(card: Mapping[str, Any]) -> str:
         f"- **Steps**: {card['steps']:,}, seed {card['seed']}",
         f"- **Time** on {device}: {seconds}",
         "",
-        "Greedy walk, tau = accepted + 1 a live round:",
+        "Greedy walk over answers to first turns, tau = accepted + 1 a live round:",
         "",
         "| answers to | answers | tau | rounds |",
         "|---|---|---|---|",
