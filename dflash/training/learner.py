@@ -15,6 +15,7 @@ from dflash.training.corpus import Anchors, Corpus
 from dflash.training.graph import Replayed
 from dflash.training.muon import Muon
 from dflash.training.objective import lesson
+from dflash.training.precision import mixed_precision
 from dflash.training.settings import StepSettings
 
 _DRAWS = 2
@@ -112,7 +113,7 @@ class Learner:
     def _update(self) -> None:
         self.muon.zero_grad()
         self.adam.zero_grad()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with mixed_precision(self.device):
             seen = lesson(
                 self.drafter, self.output, self.corpus, self._texts, self._places, self.settings.decay
             )

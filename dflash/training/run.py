@@ -17,6 +17,7 @@ from dflash.training.checkpoint import load_checkpoint, save_checkpoint
 from dflash.training.corpus import Corpus
 from dflash.training.errors import NothingToDraft
 from dflash.training.learner import Learner
+from dflash.training.precision import mixed_precision
 from dflash.training.settings import TrainSettings
 from dflash.training.sizes import block_config
 from dflash.training.walk import Tally, answers_of, greedy_tally
@@ -193,6 +194,5 @@ class Training:
 
 def measured_tau(drafter: BlockDrafter, corpus: Corpus, texts: Sequence[int], judged: int) -> Tally:
     """Greedy walk over the first answers of some texts, in the precision that drafts are made in."""
-    device = corpus.tokens.device
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    with mixed_precision(corpus.tokens.device):
         return greedy_tally(drafter, corpus, answers_of(corpus, texts, judged))
