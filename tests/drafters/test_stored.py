@@ -10,6 +10,7 @@ from dflash.drafters.base import ProposalKind
 from dflash.draftfile.identity import IdentityMismatch
 from dflash.engine.prompts import text_prompt, with_ids
 from dflash.errors import UsageError
+from dflash.policy.errors import MixedProposals
 from dflash.target.load import load_target
 
 RUNS = {
@@ -87,7 +88,7 @@ def test_the_header_names_every_stored_drafter(tiny, tmp_path):
     assert [each["family"] for each in entries] == ["ngram", "model"]
     assert {each["name"] for each in entries} == {"file:stored.parquet"}
     assert run.drafter.kind is ProposalKind.MIXED
-    with pytest.raises(UsageError, match="one kind"):
+    with pytest.raises(MixedProposals, match="one kind"):
         draft_runs.session(
             tiny, tmp_path / "x.parquet", drafter=f"file:{stored}", policy="speculative", **given
         )
