@@ -78,7 +78,9 @@ def test_a_closed_pipe_is_not_a_difference() -> None:
 
 def test_interrupted() -> None:
     script = (
-        "import sys, time, click\n"
+        "import signal, sys, time, click\n"
+        # a shell that starts the tests in the background ignores interrupts, and children inherit that
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from dflash.cli import main\n"
         "@main.app.command()\n"
         "def wait():\n"
