@@ -39,6 +39,13 @@ _LIMIT = 2**31 - 1
     "file:RUN.parquet or none; a union as default+suffix.  [default: default where it fits, else ngram]",
 )
 @click.option(
+    "--draft-quant",
+    type=click.Choice(["none", "int8", "int4", "fp8"]),
+    default="none",
+    show_default=True,
+    help="Weight-only quantisation of drafters that are models; int4 and fp8 need CUDA; self is always int8.",
+)
+@click.option(
     "--proposal",
     type=click.Choice(["deterministic", "shared", "independent"]),
     help="Law of drafted tokens at a temperature above 0.  [default: what the rule wants]",

@@ -58,6 +58,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         length=default_length(parts) if options["length"] is None else options["length"],
         branches=options["branches"] or (fan.branches if fan else BRANCHES),
         proposal=ProposalKind(proposal) if proposal else None,
+        draft_quant=options["draft_quant"],
         draft_temperature=options["draft_temperature"],
         draft_top_k=options["draft_top_k"],
         draft_top_p=options["draft_top_p"],

@@ -6,7 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash.diff.acceptance import Shift
 from dflash.diff.identity import Difference
+
+# all that quantising a drafter changes of its entry
+_QUANTISED = {"quantisation", "weights_digest"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class Findings:
         infos: keys of `request_info` that differ.
         prompts: aligned prompts that are not the same tokens.
         decisions: decisions differ in the same context.
+        tau: tau on both sides; None where no rows were compared.
     """
 
     drafts: bool = False
@@ -32,6 +37,7 @@ class Findings:
     infos: tuple[str, ...] = ()
     prompts: bool = False
     decisions: bool = False
+    tau: Shift | None = None
 
     @property
     def anything(self) -> bool:
@@ -72,7 +78,10 @@ def _models(differences: Sequence[Difference], findings: Findings) -> Iterator[s
         yield "Equal texts became other prompt tokens: another system prompt, or no template around them."
     drafters = [difference for difference in differences if difference.key.startswith("drafters")]
     same_target = not any(difference.key.startswith("target") for difference in differences)
-    if drafters and same_target:
+    quantised = _quantised(drafters)
+    if quantised and same_target:
+        yield f"{quantised}{_price(findings.tau)}"
+    elif drafters and same_target:
         yield (
             f"The drafter changed ({_drafter_change(drafters)}) and the target did not: "
             "another drafter, or another version of it."
@@ -100,6 +109,26 @@ def _settings(differences: Sequence[Difference], findings: Findings) -> Iterator
     if engine and findings.anything:
         changed = "; ".join(f"{item.key[7:]} {item.a} in A, {item.b} in B" for item in engine[:4])
         yield f"The engine differs: {changed}."
+
+
+def _quantised(differences: Sequence[Difference]) -> str:
+    """In words, if drafters differ by their quantisation alone, else empty."""
+    keys = {difference.key.rpartition("].")[2]: difference for difference in differences}
+    if "quantisation" not in keys or not keys.keys() <= _QUANTISED:
+        return ""
+    a, b = (_method(value) for value in keys["quantisation"][1:])
+    return f"The drafter's quantisation differs: {a} in A, {b} in B, and the target is the same."
+
+
+def _price(tau: Shift | None) -> str:
+    """What a change does to tau, with its interval."""
+    if tau is None or tau.a is None or tau.b is None or tau.difference is None:
+        return ""
+    interval = tau.difference_interval
+    sure = "no interval: fewer than two requests"
+    if interval is not None:
+        sure = f"95 % interval {interval.low:+.3f} to {interval.high:+.3f}, requests paired"
+    return f" What that does to acceptance: tau {tau.a:.3f} to {tau.b:.3f}, {tau.difference:+.3f} ({sure})."
 
 
 def _drafter_change(differences: Sequence[Difference]) -> str:

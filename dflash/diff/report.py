@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash.diff.acceptance import DEFINITIONS as ACCEPTANCE
-from dflash.diff.acceptance import AcceptanceReport
+from dflash.diff.acceptance import AcceptanceReport, Shift
 from dflash.diff.cause import Findings
 from dflash.diff.comparison import Comparison
 from dflash.diff.features import comparable_features
@@ -159,7 +159,7 @@ def acceptance_status(acceptance: AcceptanceReport) -> str:
     return "unchanged" if acceptance.unchanged else "differs"
 
 
-def findings(found: Comparison) -> Findings:
+def findings(found: Comparison, tau: Shift | None = None) -> Findings:
     """What causes can be told from."""
     tokens, ledger = found.tokens, found.ledger
     sections = {name: ledger.of_section(name) for name in COLUMN_SECTIONS}
@@ -174,6 +174,7 @@ def findings(found: Comparison) -> Findings:
         infos=tuple(found.infos.counts),
         prompts=tokens.other_prompts > 0,
         decisions=any(change.beyond for change in sections["decisions"]),
+        tau=tau,
     )
 
 

@@ -98,7 +98,7 @@ def _close(
         verdict=verdict,
         exit_code=code,
         summary=_summary(verdict, found, acceptance, a, b),
-        causes=_causes(verdict, found, headers, noise),
+        causes=_causes(verdict, found, headers, noise, acceptance),
         read=read,
         asked=_asked(settings),
         sections={
@@ -111,11 +111,13 @@ def _close(
     )
 
 
-def _causes(verdict: Verdict, found: Comparison, headers: list[Any], noise: bool) -> list[str]:
+def _causes(
+    verdict: Verdict, found: Comparison, headers: list[Any], noise: bool, acceptance: AcceptanceReport
+) -> list[str]:
     if verdict is Verdict.IDENTICAL:
         return []
     if verdict is not Verdict.UNALIGNED:
-        return causes(headers, findings(found))
+        return causes(headers, findings(found, acceptance.tau))
     return causes(headers, findings(found)) if noise else []
 
 

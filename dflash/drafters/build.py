@@ -27,7 +27,7 @@ from dflash.policy.context import DraftSampling
 from dflash.target.load import Target, load_target
 from dflash.target.model import TrunkModel
 from dflash.target.noise import TargetNoise
-from dflash.target.quantise import quantise
+from dflash.target.quantise import Quantisation, quantise
 
 DRAFTERS = {
     "default": "the drafter that comes with this package (dspark), for the default target",
@@ -84,6 +84,16 @@ class TooFewCandidates(UsageError):
         )
 
 
+class NothingToQuantise(UsageError):
+    """Drafters without a model, or with drafts that are made already, were to be quantised."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"Expected --draft-quant with a drafter that is a model ({', '.join((NAME, *WITH_LAW))}), found "
+            f"{found}. Leave it out, or choose such a drafter."
+        )
+
+
 class Part(NamedTuple):
     """One drafter of a union: its family, and the place of its model or file."""
 
@@ -104,6 +114,7 @@ class DraftSettings:
     warm: tuple[Path, ...] = ()
     fan: Fan | None = None
     length: int = LENGTH
+    quantisation: Quantisation = "none"
 
 
 def parse_drafter(text: str) -> list[Part]:
@@ -130,6 +141,26 @@ def parse_drafter(text: str) -> list[Part]:
     return parts
 
 
+def check_quantisation(parts: Sequence[Part], method: Quantisation) -> None:
+    """Refuse to quantise what has no weights; beside a model, drafters without one are left as they are.
+
+    Raises:
+        NothingToQuantise: No drafter is a model, or one has its drafts from a file.
+        UsageError: `self`, which is int8, is asked for in another precision.
+    """
+    if method == "none":
+        return
+    families = [part.family for part in parts]
+    if "file" in families:
+        raise NothingToQuantise("file, whose drafts are made already")
+    if not set(families) & set(WITH_LAW):
+        raise NothingToQuantise(f"{'+'.join(families)}, which has no weights")
+    if "self" in families and method != "int8":
+        raise UsageError(
+            f"Expected --draft-quant int8 with the drafter self, which is an int8 copy, found {method}."
+        )
+
+
 def build_drafter(
     parts: Sequence[Part], target: Target, noise: TargetNoise, settings: DraftSettings
 ) -> Drafter:
@@ -140,6 +171,7 @@ def build_drafter(
         IdentityMismatch: Stored drafts or a warm store come from other models.
         CheckpointError: A checkpoint cannot be read, or does not fit the target.
         UsageError: `warm` is given, and nothing of it has a store.
+        UnsupportedQuantisation: The device has no kernels for the drafter's quantisation.
     """
     if settings.warm and Part("suffix") not in parts:
         raise UsageError("Expected --warm with the drafter suffix, found none that keeps a store.")
@@ -193,7 +225,7 @@ def _self_drafter(target: Target, noise: TargetNoise, settings: DraftSettings) -
 
 def _model_drafter(place: str, target: Target, noise: TargetNoise, settings: DraftSettings) -> Drafter:
     dtype = str(target.dtype).removeprefix("torch.")
-    model = load_target(place, device=str(target.device), dtype=dtype)
+    model = load_target(place, device=str(target.device), dtype=dtype, quantisation=settings.quantisation)
     if model.tokenizer_identity["digest"] != target.tokenizer_identity["digest"]:
         raise OtherTokenizer(place, target.name)
     return _language_model(f"model:{model.name}", model.model, model.identity, noise, settings)
@@ -210,7 +242,7 @@ def _language_model(
 def _block_drafter(part: Part, target: Target, noise: TargetNoise, settings: DraftSettings) -> Drafter:
     place = str(part.place)
     name = f"{part.family}:{Path(place).name if Path(place).is_dir() else place}"
-    found = read_block(place, target, part.family)
+    found = read_block(place, target, part.family, settings.quantisation)
     config = found.model.config
     if settings.length > config.drafts:
         raise DraftTooLong(name, config.drafts, settings.length)

@@ -181,6 +181,7 @@ class Session:
             settings.warm,
             settings.fan,
             settings.length,
+            settings.draft_quant,
         )
         return build_drafter(settings.parts, self.target, self.noise, draft)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash.drafters.base import DraftShape, ProposalKind
-from dflash.drafters.build import WITH_LAW, Part, parse_drafter
+from dflash.drafters.build import WITH_LAW, Part, check_quantisation, parse_drafter
 from dflash.drafters.fan import Fan
 from dflash.draftfile.journal import SYNC_SECONDS
 from dflash.engine.chat import Defaults
@@ -17,6 +17,7 @@ from dflash.policy.control.controller import frame_of
 from dflash.policy.registry import Policy
 from dflash.policy.shape import Shape
 from dflash.policy.step_time import StepTime
+from dflash.target.quantise import Quantisation
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,10 @@ class RecordSettings:
     resume: bool = False
     fan: Fan | None = None
     step_time: StepTime | None = None
+    draft_quant: Quantisation = "none"
 
     def __post_init__(self) -> None:
-        parse_drafter(self.drafter)
+        check_quantisation(self.parts, self.draft_quant)
         self._check_fan()
         if self.overwrite and self.resume:
             raise UsageError("Expected --overwrite or --resume, found both.")

@@ -21,12 +21,15 @@ class Quantised(NamedTuple):
     weights_digest: str
 
 
-def quantise(model: torch.nn.Module, method: Quantisation) -> Quantised:
+def quantise(model: torch.nn.Module, method: Quantisation, head: str = "output head included") -> Quantised:
     """A quantised copy of `model`; the original keeps its weights.
 
     On a CPU int8 weights are dequantised again after quantisation (its CPU kernels are slower than fp32): the
     values are those of the quantised model, and the digest is of the quantised tensors. int4 and fp8 need
     CUDA.
+
+    Args:
+        head: What the header says of the output head.
 
     Raises:
         UnsupportedQuantisation: if the device has no kernels for the method.
@@ -39,14 +42,16 @@ def quantise(model: torch.nn.Module, method: Quantisation) -> Quantised:
     with torch.inference_mode(False), torch.no_grad():
         _apply(quantised, config)
     digest = weights_digest(quantised)
-    names = [name for name, module in quantised.named_modules() if isinstance(module, torch.nn.Linear)]
+    layers = [module for module in quantised.modules() if isinstance(module, torch.nn.Linear)]
+    # a method leaves layers alone whose width its groups do not divide
+    count = sum(hasattr(layer.weight, "__tensor_flatten__") for layer in layers)
     parameters = {
         "method": "torchao",
         "config": type(config).__name__,
         "config_parameters": {key: str(value) for key, value in sorted(vars(config).items())},
         "bits": {"int8": 8, "int4": 4, "fp8": 8}[method],
         "torchao": _version(),
-        "tensors": f"weights of {len(names)} linear layers, output head included",
+        "tensors": f"weights of {count} linear layers, {head}",
         "computed_in": "dequantised" if device.type == "cpu" else "quantised",
     }
     if device.type == "cpu":

@@ -285,6 +285,35 @@ def test_two_drafters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["sections"]["tokens"]["status"] == "same"
 
 
+@pytest.mark.parametrize("more", [{}, {"dtype": "bfloat16"}])
+def test_a_quantised_drafter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, str]
+) -> None:
+    """Quantisation is named and priced if nothing else of the drafter changed."""
+    a = Recorder(requests=12).write(tmp_path / "a.parquet")
+    other = Recorder(requests=12)
+    other.drafter = other.target + np.random.default_rng(2).normal(0, 2, other.target.shape).astype(
+        np.float32
+    )
+    quantised = {"quantisation": {"method": "torchao", "bits": 8}, "weights_digest": digest(5), **more}
+    changed = other.header() | {"drafters": [other.header()["drafters"][0] | quantised]}
+    other.header = lambda: changed  # type: ignore[method-assign]
+    b = other.write(tmp_path / "b.parquet")
+    assert run(["diff", str(a), str(b), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    if more:
+        assert found["causes"][0].startswith("The drafter changed (dtype, quantisation, weights_digest)")
+        return
+    tau = found["sections"]["acceptance"]["tau"]
+    low, high = tau["difference_interval"]
+    assert found["causes"][0] == (
+        "The drafter's quantisation differs: none in A, torchao with 8 bits in B, and the target is the "
+        f"same. What that does to acceptance: tau {tau['a']:.3f} to {tau['b']:.3f}, "
+        f"{tau['b'] - tau['a']:+.3f} (95 % interval {low:+.3f} to {high:+.3f}, requests paired)."
+    )
+    assert tau["a"] != tau["b"]
+
+
 def test_a_drafter_that_the_header_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = Recorder(requests=6).write(tmp_path / "a.parquet")
     other = Recorder(requests=6)

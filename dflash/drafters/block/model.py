@@ -32,6 +32,10 @@ class Borrowed:
         """Of a transformers causal language model."""
         return cls(target.get_input_embeddings().weight.detach(), target.get_output_embeddings())
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Borrowed:
+        """Copies of a drafter borrow the same tables."""
+        return self
+
 
 class SlotScores(NamedTuple):
     """One slot under given tokens before it: logits over the target's vocabulary (-inf where nothing can be

@@ -17,6 +17,7 @@ from dflash.drafters.checkpoint.layouts import Layout, recognise, renamed
 from dflash.draftfile.canonical import canonical_json
 from dflash.target.fingerprint import weights_digest
 from dflash.target.load import Target
+from dflash.target.quantise import Quantisation, quantise
 
 
 class BlockCheckpoint(NamedTuple):
@@ -28,18 +29,22 @@ class BlockCheckpoint(NamedTuple):
     identity: dict[str, Any]
 
 
-def read_block(place: str, target: Target, family: str | None = None) -> BlockCheckpoint:
+def read_block(
+    place: str, target: Target, family: str | None = None, quantisation: Quantisation = "none"
+) -> BlockCheckpoint:
     """Read a DFlash or DSpark checkpoint, in whatever public layout.
 
     Args:
         place: A folder or a hub id.
         target: The loaded target.
         family: `dflash` or `dspark`, where only one of them was asked for.
+        quantisation: Weight-only quantisation of its own linear layers through torchao.
 
     Raises:
         NoSuchModel, CheckpointUnreadable: There are no such files.
         UnknownLayout: They are of another family.
         CheckpointRefused: Something does not fit; all of it is listed.
+        UnsupportedQuantisation: The target's device has no kernels for it.
     """
     checkpoint = open_checkpoint(place)
     layout = _layout(checkpoint)
@@ -55,7 +60,16 @@ def read_block(place: str, target: Target, family: str | None = None) -> BlockCh
     if mismatches:
         raise CheckpointRefused(place, layout.name, mismatches)
     model = build_block(config, tensors, target)
-    return BlockCheckpoint(model, _identity(model, checkpoint, layout.name))
+    found = BlockCheckpoint(model, _identity(model, checkpoint, layout.name))
+    return found if quantisation == "none" else _quantised(found, quantisation)
+
+
+def _quantised(plain: BlockCheckpoint, method: Quantisation) -> BlockCheckpoint:
+    own = plain.model.config.own_head
+    head = "output head included" if own else "the output head is the target's and stays as it is"
+    copied = quantise(plain.model, method, head)
+    changed = {"quantisation": copied.parameters, "weights_digest": copied.weights_digest}
+    return BlockCheckpoint(copied.model, plain.identity | changed)
 
 
 def read_drafts(place: str) -> int:
