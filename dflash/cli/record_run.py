@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dflash.cli.outcome import Exit
-from dflash.cli.output import bar, emit, level, talk, warn
+from dflash.cli.output import Level, bar, emit, level, talk, warn
 from dflash.cli.record_options import load, record_settings
 from dflash.engine.chat import ChatConversation
 from dflash.engine.features import bytes_a_token
 from dflash.engine.lane import Lane
 from dflash.engine.output import check_output
+from dflash.engine.pace import Verdict
 from dflash.engine.prompt_errors import NoPrompts
 from dflash.engine.prompts import check_prompts, read_prompt_file, read_prompt_stream, text_prompt, with_ids
 from dflash.engine.session import Entry, Recording, Session, summary
@@ -52,9 +53,15 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         talk(f"features: {settings.features}, {size} bytes a committed token, before compression")
     with _interrupts(session) as waiting, _journal_told(session), _told(answering, total) as each:
         recording = session.record(
-            waiting(conversations) if stream else conversations, _write if answering else None, each
+            waiting(conversations) if stream else conversations,
+            _write if answering else None,
+            each,
+            watch_pace=level() >= Level.NORMAL,
         )
-    return _close(recording, as_json)
+    code = _close(recording, as_json)
+    if recording.pace is not None and recording.pace.lost:
+        talk(_lost(recording.pace))
+    return code
 
 
 @contextmanager
@@ -176,6 +183,15 @@ def _close(recording: Recording, as_json: bool) -> int:
     if recording.interrupted:
         return Exit.INTERRUPTED
     return Exit.LOST if recording.lost else Exit.DONE
+
+
+def _lost(pace: Verdict) -> str:
+    return (
+        f"speculation did not pay on this machine, {pace.speed_up:.2f}x of plain decoding: a round of "
+        f"{pace.live_us / 1e3:.3g} ms gave {pace.tau:.2f} tokens, a plain round beside it took "
+        f"{pace.plain_us / 1e3:.3g} ms for one; a shorter --length or fewer --branches may pay, --length 0 "
+        "decodes plainly"
+    )
 
 
 def _say(document: Mapping[str, Any]) -> None:

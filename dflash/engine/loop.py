@@ -114,7 +114,7 @@ class Engine:
                     self._begin(free, busy, conversation, lane.text, sink, on_text)
                 # a lane that became free takes its next prompt before the others go on
                 if not done:
-                    self._round([lane for lane, _ in busy.values()], sink)
+                    self.round([lane for lane, _ in busy.values()], sink)
         finally:
             for lane, _ in busy.values():
                 if not lane.done:
@@ -187,7 +187,7 @@ class Engine:
             for extra in self.features.prompt_rows(request.prompt_tokens, rows.taps):
                 sink.row(lane, extra)
 
-    def _round(self, lanes: Sequence[Lane], sink: Sink) -> None:
+    def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """One round of every open lane: their trees share one target forward."""
         started = perf_counter()
         anchors = [anchor_at(lane, len(lane.trunk) - 1) for lane in lanes]

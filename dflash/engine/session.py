@@ -20,8 +20,9 @@ from dflash.engine.features import FeatureMode, Features, Fingerprint, default_t
 from dflash.engine.header import RunSettings, build_header, q_complete
 from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
-from dflash.engine.loop import Conversation, Engine
+from dflash.engine.loop import Conversation, Engine, Sink
 from dflash.engine.output import start_journal
+from dflash.engine.pace import PaceWatch, Verdict
 from dflash.engine.prompt import Prompt
 from dflash.engine.prompt_errors import PromptError
 from dflash.engine.recorder import Recorder, Totals
@@ -46,6 +47,7 @@ class Recording:
     seconds: float
     interrupted: bool
     lost: list[PromptError] = field(default_factory=list)
+    pace: Verdict | None = None
 
 
 class Session:
@@ -100,10 +102,18 @@ class Session:
         conversations: Iterable[Conversation],
         on_text: Callable[[str], None] | None = None,
         on_request: Callable[[Lane], None] = lambda lane: None,
+        *,
+        watch_pace: bool = False,
     ) -> Recording:
         """Decode, and publish what was recorded: all of it, or up to where `stop` was set or the reader left.
 
         What was recorded before any other error stays in the journal, `left`.
+
+        Args:
+            on_text: Told of the answers as they grow.
+            on_request: Told of every lane whose request has ended.
+            watch_pace: Time plain rounds beside live ones, for a twentieth of their time; with several lanes
+                or no drafter there is nothing to compare.
 
         Raises:
             BrokenPipeError: The reader of the streamed text left; the file is finished first.
@@ -122,8 +132,11 @@ class Session:
             )
             if len(kept):
                 conversations = (ResumedConversation(one, recorder, self.target) for one in conversations)
+            sink: Sink = recorder
+            if watch_pace and settings.lanes == 1 and self.drafter.headers():
+                sink = PaceWatch(self.engine, recorder)
             try:
-                self._decode(conversations, recorder, on_text, on_request)
+                self._decode(conversations, sink, on_text, on_request)
                 interrupted = self.stop.is_set()
                 published = recorder.finish("interrupted" if interrupted else "finished")
             except BaseException:
@@ -133,7 +146,8 @@ class Session:
                 self._recorder = None
         if self._reader_left:
             raise BrokenPipeError
-        return Recording(published, recorder.totals, perf_counter() - started, interrupted, self.lost)
+        pace = sink.verdict() if isinstance(sink, PaceWatch) else None
+        return Recording(published, recorder.totals, perf_counter() - started, interrupted, self.lost, pace)
 
     def sync(self) -> None:
         """Make what was recorded so far survive a power cut: nothing will be recorded for a while."""
@@ -143,13 +157,13 @@ class Session:
     def _decode(
         self,
         conversations: Iterable[Conversation],
-        recorder: Recorder,
+        sink: Sink,
         on_text: Callable[[str], None] | None,
         on_request: Callable[[Lane], None],
     ) -> None:
         tell = None if on_text is None else self._guarded(on_text)
         try:
-            for lane in self.engine.run(conversations, recorder, tell, self.stop.is_set):
+            for lane in self.engine.run(conversations, sink, tell, self.stop.is_set):
                 on_request(lane)
         except KeyboardInterrupt:
             self.stop.set()
