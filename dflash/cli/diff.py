@@ -25,7 +25,7 @@ from dflash.diff.settings import EXAMPLES, Settings
 from dflash.diff.thresholds import parse_thresholds
 from dflash.diff.tolerance import parse_tolerances
 from dflash.draftfile.publish import Publication
-from dflash.draftfile.run import Run, draft_paths, open_run
+from dflash.draftfile.run import Run, draft_paths, open_run, refuse_as_output
 from dflash.errors import UsageError
 
 TEXT, JSON, MARKDOWN, HTML = "text", "json", "md", "html"
@@ -116,8 +116,7 @@ def diff(
         found = _compare(*runs, settings)
         _print(found, form, limit)
         return found.exit_code
-    if output.resolve() in {path.resolve() for path in draft_paths([a, b])}:
-        raise UsageError(f"{output} is one of the files compared; choose another output.")
+    refuse_as_output([output], draft_paths([a, b]))
     publication = Publication(output, overwrite=overwrite)
     try:
         found = _compare(*runs, settings)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dflash.cli.options import read_pairs
-from dflash.cli.output import stages, talk
+from dflash.cli.output import stages
 from dflash.drafters import shipped
 from dflash.drafters.build import default_length, parse_drafter
 from dflash.drafters.fan import Fan
@@ -22,7 +22,6 @@ from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import parse_policy
 from dflash.policy.temperature import TEMPERATURES, is_temperature
 from dflash.replay.cost import load_cost
-from dflash.target.catalogue import DEFAULT
 from dflash.target.load import Target, load_target
 from dflash.target.sampling import Sampling
 
@@ -79,10 +78,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
 
 def _usual_drafter(target: str) -> str:
     """The shipped drafter for the target that it was trained for, `ngram` for all others."""
-    if shipped.fits(target):
-        return shipped.NAME
-    talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
-    return "ngram"
+    return shipped.NAME if shipped.fits(target) else "ngram"
 
 
 def _text(option: str, value: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from dflash.cli.outcome import Exit
 from dflash.cli.output import Level, bar, emit, level, talk, warn
 from dflash.cli.record_options import load, record_settings
+from dflash.draftfile.run import refuse_as_output
 from dflash.engine.chat import ChatConversation
 from dflash.engine.features import bytes_a_token
 from dflash.engine.lane import Lane
@@ -23,7 +24,9 @@ from dflash.engine.pace import Verdict
 from dflash.engine.prompt_errors import NoPrompts
 from dflash.engine.prompts import check_prompts, read_prompt_file, read_prompt_stream, text_prompt, with_ids
 from dflash.engine.session import Entry, Recording, Session, summary
+from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
+from dflash.target.catalogue import DEFAULT
 
 
 def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options: Mapping[str, Any]) -> int:
@@ -38,6 +41,7 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         entries = _checked(entries, options["skip_bad"])
     elif not sys.stdin.isatty():
         entries = _begun(entries)
+    refuse_as_output([settings.output], _read(settings, prompt_file, options["cost"]))
     check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
     session = Session(load(options), settings)
     answering = (bool(prompts) or typed) and not as_json
@@ -47,6 +51,8 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         checked = list(session.conversations(entries, check=not options["skip_bad"]))
         total = sum(len(conversation.prompt.turns) for conversation in checked)
         conversations = iter(checked)
+    if options["drafter"] is None and settings.drafter == "ngram":
+        talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
     if session.taps:
         hidden = int(session.target.model.config.get_text_config().hidden_size)
         size = bytes_a_token(settings.features, len(session.taps), hidden)
@@ -62,6 +68,13 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     if recording.pace is not None and recording.pace.lost:
         talk(_lost(recording.pace))
     return code
+
+
+def _read(settings: RecordSettings, prompt_file: str | None, cost: Path | None) -> list[Path]:
+    """The files that a recording reads, as far as they are files."""
+    stored = [Path(part.place) for part in settings.parts if part.family == "file" and part.place]
+    prompts = [] if prompt_file in (None, "-") else [Path(str(prompt_file))]
+    return [*stored, *settings.warm, *prompts, *([] if cost is None else [cost])]
 
 
 @contextmanager

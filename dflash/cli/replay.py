@@ -15,7 +15,7 @@ from dflash.cli.replay_alone import asked_alone
 from dflash.cli.replay_audit import audit_files
 from dflash.cli.replay_expect import expect_files
 from dflash.cli.replay_text import render
-from dflash.draftfile.run import Run, open_runs
+from dflash.draftfile.run import Run, open_runs, refuse_as_output
 from dflash.errors import UsageError
 from dflash.policy.registry import RULES, Policy, parse_policy
 from dflash.replay.cost import CostModel
@@ -184,6 +184,7 @@ def _all(
     overwrite: bool,
 ) -> list[Replay]:
     files = [file for run in runs for file in run.files]
+    refuse_as_output([output], [file.path for file in files])
     names = [str(policy) for policy in asked] or [str(recorded_policy(run.files[0])) for run in runs]
     digests = [file.content_digest for file in files]
     writer = None if output is None else VerdictWriter(output, digests, names, overwrite=overwrite)

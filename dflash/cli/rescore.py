@@ -11,7 +11,7 @@ from rich.console import Console
 from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit
 from dflash.cli.record_options import load
-from dflash.draftfile.run import Run, open_run
+from dflash.draftfile.run import Run, open_run, refuse_as_output
 from dflash.engine.output import check_output
 from dflash.engine.rescore import Rescored, rescore
 from dflash.errors import UsageError
@@ -30,6 +30,7 @@ def rescore_files(
     if output is None:
         raise UsageError("Expected -o PATH with --rescore: the rescored drafts are a new draft file.")
     run = open_run(files)
+    refuse_as_output([output], [file.path for file in run.files])
     check_output(output, overwrite=overwrite)
     target = load({"target": model, "target_quant": quantisation, "device": None, "dtype": None})
     with bar("rescore", total=run.requests) as (progress, task):

@@ -12,8 +12,9 @@ import click
 from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.tune_text import render
+from dflash.draftfile.publish import Publication
 from dflash.draftfile.reader import DraftFile
-from dflash.draftfile.run import open_run
+from dflash.draftfile.run import open_run, refuse_as_output
 from dflash.errors import UsageError
 from dflash.policy.policy_file import policy_toml
 from dflash.policy.registry import Policy
@@ -93,10 +94,10 @@ def tune(
     divergence and verified rows, the cost model with its residuals and assumptions, and the surface of
     speed-up over (branches, length).
     """
-    _refuse_existing((output, surface, save_cost), overwrite)
-    if surface is not None:
-        require_plots()
     run = open_run(files)
+    _check_outputs((output, surface, save_cost), (*(file.path for file in run.files), *costs), overwrite)
+    if surface is not None:
+        require_plots(surface)
     policies = _policies(sweeps, run.files, max_divergence > 0, not rejudge)
     model = cost_of(run.files, costs, batch)
     how = Search(search)
@@ -126,10 +127,14 @@ def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, wa
     return suggested(recorded, shape, lossy=lossy, lanes=lanes)
 
 
-def _refuse_existing(paths: Sequence[Path | None], overwrite: bool) -> None:
-    for path in paths:
-        if path is not None and path.exists() and not overwrite:
-            raise UsageError(f"{path} exists. Choose another name, or add --overwrite.")
+def _check_outputs(outputs: Sequence[Path | None], inputs: Sequence[Path], overwrite: bool) -> None:
+    """Find out before the search whether its results can be written."""
+    refuse_as_output(outputs, inputs)
+    named = [path.resolve() for path in outputs if path is not None]
+    if len(set(named)) < len(named):
+        raise UsageError("Expected different outputs, found one path twice.")
+    for path in named:
+        Publication(path, overwrite=overwrite).discard()
 
 
 def _write(found: Tuned, output: Path | None, surface: Path | None, save_cost: Path | None) -> None:

@@ -26,6 +26,13 @@ class WriteError(DraftFileError):
     """The file cannot be written."""
 
 
+class OutputIsInput(WriteError):
+    """An output is one of the files that are read for it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is one of the files that are read; choose another output.")
+
+
 class OutputExists(WriteError):
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} exists already; choose another output or pass --overwrite.")

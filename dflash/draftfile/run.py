@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from dflash.draftfile.errors import (
     FileMissing,
     HeadersDiffer,
     NoDraftFiles,
+    OutputIsInput,
     PartBeyond,
     PartMissing,
     PartRepeated,
@@ -96,6 +97,18 @@ def open_runs(paths: Sequence[Path | str]) -> list[Run]:
         file = open_draft_file(path)
         groups.setdefault(file.run_id, []).append(file)
     return [_checked(files) for files in groups.values()]
+
+
+def refuse_as_output(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> None:
+    """Keep what is read from being written over, whoever says that it may be.
+
+    Raises:
+        OutputIsInput: An output is one of the inputs.
+    """
+    read = {path.resolve() for path in inputs}
+    for path in outputs:
+        if path is not None and path.resolve() in read:
+            raise OutputIsInput(path)
 
 
 def draft_paths(paths: Sequence[Path | str]) -> list[Path]:

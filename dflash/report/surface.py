@@ -22,12 +22,22 @@ class PlotsMissing(DflashError):
         )
 
 
-def require_plots() -> None:
-    """Find out whether figures can be drawn, before anything long begins.
+class NotPng(DflashError):
+    """A figure is to go to a file that is called otherwise than what it holds."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"Expected a figure's file to end in .png, found {path.name!r}.")
+
+
+def require_plots(path: Path) -> None:
+    """Find out whether a figure can be drawn to this file, before anything long begins.
 
     Raises:
-        PlotsMissing: they cannot.
+        NotPng: its name says that it holds something else.
+        PlotsMissing: nothing can be drawn.
     """
+    if path.suffix.lower() != ".png":
+        raise NotPng(path)
     if find_spec("matplotlib") is None:
         raise PlotsMissing
 
@@ -36,9 +46,9 @@ def draw_surface(cells: Sequence[Cell], title: str, path: Path) -> None:
     """Draw one square a shape: its speed-up in colour and figures, its interval below; the best is framed.
 
     Raises:
-        PlotsMissing: matplotlib is not installed.
+        NotPng, PlotsMissing: see `require_plots`.
     """
-    require_plots()
+    require_plots(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure

@@ -333,3 +333,17 @@ def test_the_torch_half_is_not_imported(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7])
+def test_equal_digests_do_not_hide_bytes_that_changed(
+    folder: Path, capsys: pytest.CaptureFixture[str], place: float
+) -> None:
+    """A digest in a header says what was written, and no more."""
+    body = bytearray((folder / "a.parquet").read_bytes())
+    footer = int.from_bytes(body[-8:-4], "little")
+    body[int(place * (len(body) - footer))] ^= 1
+    (folder / "flipped.parquet").write_bytes(body)
+    code, out, err = told(folder, capsys, "a.parquet", "flipped.parquet")
+    assert (code, out) == (2, "")
+    assert "flipped.parquet" in err
