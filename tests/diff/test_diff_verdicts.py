@@ -138,7 +138,7 @@ def test_both_ways_round(made: dict[str, Path], tmp_path: Path, change: dict[str
 
 
 def shuffled(rng: np.random.Generator, row: dict[str, Any], name: str) -> Any:
-    """A column of one row in another order; of lists of tokens each its own, since none lists a token twice."""
+    """A column of one row in another order; lists of tokens each on their own, since none lists one twice."""
     if not name.endswith("topk_token"):
         return rng.permutation(row[name])
     slots = np.isfinite(row["draft_lse"]) if name.startswith("draft") else row["slot_choice"]
