@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+# what every round with a tree holds, so that a null is no token that matches nothing
+CERTAIN = frozenset({"node_token", "slot_choice", "slot_argmax"})
+
+
 class Per(StrEnum):
     """What one element of a column belongs to."""
 
@@ -157,7 +161,10 @@ class Rounds:
         per = {Per.NODE: counts, Per.SLOT: counts + 1}
 
         def make(name: str) -> Array:
-            return _flat(whole(table.column(name)), per.get(column_per(name)))
+            found = whole(table.column(name))
+            if name in CERTAIN and (found.null_count or found.flatten().null_count):
+                raise NullColumn(name, "it is null in some of these rounds")
+            return _flat(found, per.get(column_per(name)))
 
         names = sorted(wanted - {"node_parent", "anchor_position"})
         anchors = whole(table.column("anchor_position")).to_numpy(zero_copy_only=False)

@@ -117,6 +117,20 @@ def test_what_was_not_recorded_is_null(tmp_path, capsys):
     assert json.loads(facts[b"dflash.parents"]) == [open_run([path]).files[0].content_digest]
 
 
+@pytest.mark.parametrize(("column", "policy"), [("slot_choice", "match"), ("slot_argmax", "greedy")])
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_a_null_where_every_round_holds_a_token_is_named(tmp_path, capsys, column, policy, all_rows):
+    def edit(rows):
+        for row in rows[1:] if all_rows else rows[-1:]:
+            row[column] = np.ma.masked_all(len(row[column]), np.int32)
+
+    path = Recorder("match", temperature=0.0, edit=edit).write(tmp_path / "run.parquet")
+    code, out, said = dflash("replay", path, "--policy", policy, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert column in said
+    assert "null" in said
+
+
 def test_verdicts_name_nodes_as_recorded(tmp_path, capsys):
     path = Recorder(length=2, branches=2).write(tmp_path / "run.parquet")
     out = tmp_path / "verdicts.parquet"
