@@ -49,7 +49,8 @@ def check_lengths(view: View) -> None:
         if fit is None:
             continue
         lists = view.lists(name)
-        if begins is not None and lists.absent is None and np.array_equal(lists.offsets, fit.offsets(begins)):
+        # a null list that fits has nothing to be compared with
+        if begins is not None and np.array_equal(lists.offsets, fit.offsets(begins)):
             continue
         lengths = lists.lengths
         nodes = fit.nodes(lengths)

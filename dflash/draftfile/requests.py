@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dflash.draftfile.summary import Kind
-from dflash.draftfile.view import Ints, Place
+from dflash.draftfile.view import Ints, Place, whole
 from dflash.draftfile.violations import RequestSplit, RowOrder
 
 # prefill, prompt features, live, dense: the place of each kind within its request
-RANK = np.array([2, 3, 0, 1])
+RANK = np.array([2, 3, 0, 1], np.int8)
 
 
 def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place()) -> set[str]:
@@ -30,7 +30,7 @@ def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place(
     """
     if "request_id" not in table.column_names or not table.num_rows:
         return set()
-    ids = table["request_id"].combine_chunks()
+    ids = whole(table["request_id"])
     starts = request_starts(table)
     known: set[str] = set()
     for name, row in zip(ids.take(pa.array(starts)).to_pylist(), starts, strict=True):
@@ -44,7 +44,7 @@ def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place(
 
 def request_starts(table: pa.Table) -> Ints:
     """The first row of every request, shape [requests]."""
-    ids = table["request_id"].combine_chunks()
+    ids = whole(table["request_id"])
     changed = np.ones(len(ids), bool)
     changed[1:] = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
     return np.flatnonzero(changed)
@@ -54,7 +54,7 @@ def _check_order(kind: Ints, rounds: Ints, starts: Ints, place: Place) -> None:
     rank = RANK[kind]
     first = np.zeros(len(rank), bool)
     first[starts] = True
-    back = np.flatnonzero((np.diff(rank, prepend=0) < 0) & ~first)
+    back = np.flatnonzero((rank[1:] < rank[:-1]) & ~first[1:]) + 1
     if len(back):
         found = f"kind {kind[back[0]]} after kind {kind[back[0] - 1]}"
         raise RowOrder(
@@ -65,8 +65,9 @@ def _check_order(kind: Ints, rounds: Ints, starts: Ints, place: Place) -> None:
         expected = f"one prefill row (kind {int(Kind.PREFILL)}) at the start of a request"
         raise RowOrder(expected, f"kind {kind[alone[0]]}", *place, int(alone[0]))
     live = kind == Kind.LIVE
-    opens = live & (first | ~np.roll(live, 1))
-    wanted = np.where(live, np.where(opens, 0, np.roll(rounds, 1) + 1), -1)
+    wanted = np.roll(rounds, 1) + 1
+    wanted[first | ~np.roll(live, 1)] = 0
+    wanted[~live] = -1
     wrong = np.flatnonzero(rounds != wanted)
     if len(wrong):
         raise RowOrder(f"round {wanted[wrong[0]]}", str(rounds[wrong[0]]), *place, int(wrong[0]))

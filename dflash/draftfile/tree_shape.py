@@ -10,17 +10,23 @@ from dflash.draftfile.violations import AcceptedPath, ParentOrder
 NO_NODE = -9
 
 
-def chains(offsets: Ints, parent: Ints) -> bool:
+def chains(offsets: Ints, parent: Ints, anchor: int = -1) -> bool:
     """Whether every row is a single chain, its nodes in order.
 
     Args:
         offsets: `[rows + 1]` where the nodes of each row begin.
-        parent: `[nodes]` index of the parent within the row, -1 = anchor.
+        parent: `[nodes]` index of the parent within the row.
+        anchor: the parent of a first node.
     """
+    counts = np.diff(offsets)
+    filled = counts[counts > 0]
+    if len(filled) and (filled == filled[0]).all():
+        chain = np.arange(anchor, anchor + filled[0]).astype(parent.dtype)
+        return np.array_equal(parent, np.tile(chain, len(filled)))
     starts = offsets[:-1][offsets[1:] > offsets[:-1]]
     breaks = parent[1:] - parent[:-1] != 1
     breaks[starts[1:] - 1] = False
-    return not breaks.any() and bool((parent[starts] == -1).all())
+    return not breaks.any() and bool((parent[starts] == anchor).all())
 
 
 def check_parents(view: View) -> bool:
@@ -48,7 +54,8 @@ def check_accepted(view: View) -> None:
     accepted, nodes = view.lists("accepted_nodes"), view.lists("node_parent")
     index = accepted.values.to_numpy(zero_copy_only=False)
     counts, parents = nodes.counts, nodes.values.to_numpy(zero_copy_only=False)
-    if view.chains and (accepted.counts <= counts).all() and (index == accepted.positions).all():
+    first_nodes = bool((index >= 0).all()) and chains(accepted.offsets, index, anchor=0)
+    if view.chains and first_nodes and (accepted.counts <= counts).all():
         return
     size = np.repeat(counts, accepted.counts)
     inside = (index >= 0) & (index < size)

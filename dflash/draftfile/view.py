@@ -135,12 +135,15 @@ def _flatten(column: pa.ChunkedArray, is_list: bool) -> Lists:
     array = whole(column)
     if not is_list:
         return Lists(array, np.arange(len(array) + 1), None)
-    values, offsets = array.flatten(), array.offsets.to_numpy()
+    offsets = array.offsets.to_numpy()
     if not array.null_count:
-        return Lists(values, offsets - offsets[0], None)
+        return Lists(array.flatten(), offsets - offsets[0], None)
     absent = array.is_null().to_numpy(zero_copy_only=False)
-    counts = np.where(absent, 0, np.diff(offsets))
-    return Lists(values, np.concatenate(([0], np.cumsum(counts))), absent)
+    counts = np.diff(offsets)
+    if not counts[absent].any():
+        return Lists(array.values[offsets[0] : offsets[-1]], offsets - offsets[0], absent)
+    counts = np.where(absent, 0, counts)
+    return Lists(array.flatten(), np.concatenate(([0], np.cumsum(counts))), absent)
 
 
 def first(odd: Bools) -> int:

@@ -82,6 +82,12 @@ def capped_ratios(rounds: Rounds) -> F64:
     ratio = np.exp(rounds.present("node_logp") - rounds.present("node_logq"))
     capped: F64 = np.minimum(1.0, ratio)
     counts, first = rounds.trees.counts, rounds.node_offsets[:-1]
+    width = rounds.trees.width
+    if width:
+        columns, ratios = capped.reshape(-1, width), ratio.reshape(-1, width)
+        for below in range(1, width):
+            columns[:, below] = np.minimum(1.0, columns[:, below - 1] * ratios[:, below])
+        return capped
     for below in range(1, int(counts.max(initial=0))):
         nodes = first[counts > below] + below
         capped[nodes] = np.minimum(1.0, capped[nodes - 1] * ratio[nodes])
@@ -96,16 +102,17 @@ def pass_probability(rounds: Rounds, sampled: bool) -> F64:
         sampled: whether the masses are stored; for a one-hot q they follow from p.
     """
     capped = capped_ratios(rounds)
-    inner = np.zeros(len(capped), dtype=bool)
-    inner[:-1] = rounds.node_round[1:] == rounds.node_round[:-1]
-    nodes = np.flatnonzero(inner)
     if sampled:
-        mass = rounds.present("node_residual_mass")[nodes + 1]
+        mass = rounds.present("node_residual_mass")[1:]
     else:
-        mass = capped[nodes] * -np.expm1(rounds.present("node_logp")[nodes + 1])
-    whole = mass + 1.0 - capped[nodes]
-    h = capped.copy()
-    h[nodes] = np.where(whole > 0, mass / np.where(whole > 0, whole, 1.0), 1.0)
+        mass = capped[:-1] * -np.expm1(rounds.present("node_logp")[1:])
+    whole = mass + 1.0
+    whole -= capped[:-1]
+    h = np.ones(len(capped))
+    np.divide(mass, whole, out=h[:-1], where=whole > 0)
+    # what follows a last node belongs to another round
+    last = rounds.node_offsets[1:][rounds.trees.counts > 0] - 1
+    h[last] = capped[last]
     return h
 
 
@@ -118,13 +125,14 @@ def largest_passing(rounds: Rounds, ok: Bool, slot_token: I64, excess: F64) -> D
         slot_token: `[N + R]` bonus token of each slot.
         excess: `[N]` by how much each coin lies over h.
     """
+    trees = rounds.trees
     deepest = segment_max(np.where(ok, rounds.node_depth, 0), rounds.node_offsets, 0)
     last = np.where(deepest > 0, rounds.node_offsets[:-1] + deepest - 1, -1)
     tie = np.zeros(len(rounds), dtype=bool)
     near = np.flatnonzero(np.abs(excess) < COIN_TIE)
     # coins before the accepted depth decide nothing
-    near = near[rounds.node_depth[near] >= deepest[rounds.node_round[near]]]
-    tie[rounds.node_round[near]] = True
+    owner = trees.round_of(near)
+    tie[owner[near - rounds.node_offsets[owner] + 1 >= deepest[owner]]] = True
     return end_at(rounds, last, slot_token, tie)
 
 

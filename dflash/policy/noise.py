@@ -23,6 +23,8 @@ _FNV_BASIS = 0x811C9DC5
 _FNV_PRIME = 0x01000193
 _MASK = 0xFFFFFFFF
 _UNIT = 2.0**-32
+# rounds whose counters stay in the processor's cache
+_CHUNK = 2048
 
 
 class Purpose(IntEnum):
@@ -212,6 +214,37 @@ def coins(
     place = np.repeat(4 * np.arange(len(first)), shared)
     place += (depth - 1) & 3
     return words.reshape(-1)[place]
+
+
+def chain_coins(key: U32, anchor_position: I64, length: int, purpose: Purpose = Purpose.ACCEPT) -> F64:
+    """Return the coins of chains, each of `length` nodes, as `coins` does of any trees.
+
+    Args:
+        key: `[R, 2]` keys of the rounds.
+        anchor_position: `[R]` 0-based.
+
+    Returns:
+        `[R * length]`.
+    """
+    blocks = -(-length // 4)
+    words = np.empty((len(key), blocks, 4), dtype=np.float64)
+    for begin in range(0, len(key), _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        anchors = anchor_position[part].astype(np.uint64)
+        shape = (blocks, len(anchors))
+        lanes = philox_lanes(
+            np.broadcast_to(anchors, shape).copy(),
+            np.full(shape, int(purpose), dtype=np.uint64),
+            np.zeros(shape, dtype=np.uint64),
+            np.broadcast_to(np.arange(blocks, dtype=np.uint64)[:, None], shape).copy(),
+            _column(key[part], 0),
+            _column(key[part], 1),
+        )
+        for column, lane in enumerate(lanes):
+            words[part, :, column] = lane.T
+    words += 0.5
+    words *= _UNIT
+    return np.ascontiguousarray(words.reshape(len(key), -1)[:, :length]).reshape(-1)
 
 
 def _column(key: U32, index: int) -> U64:

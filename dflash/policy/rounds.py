@@ -13,7 +13,7 @@ import numpy as np
 from dflash.draftfile.view import whole
 from dflash.policy import topology
 from dflash.policy.errors import MissingColumns, NullColumn
-from dflash.policy.noise import F64, I64, U32, Purpose, coins
+from dflash.policy.noise import F64, I64, U32, Purpose, chain_coins, coins
 from dflash.policy.topology import Bool
 from dflash.policy.trees import ALL, Array, Index, Trees
 
@@ -202,7 +202,8 @@ class Rounds:
             NullColumn: it does not.
         """
         values = self[column]
-        if len(values) and np.isnan(values.min()):
+        stored = self.values[column]
+        if len(stored) and np.isnan(stored.min()):
             raise NullColumn(column, "it is null in some of these rounds")
         return values
 
@@ -271,7 +272,8 @@ class Rounds:
         """Return whether each node is the token of `slot_token`, `[N + R]`, at its parent; `[N]`."""
         if id(slot_token) not in self._equal:
             token = self["node_token"]
-            same = (token == slot_token[self.parent_slot]) & (token >= 0)
+            same = token == self.trees.at_parent(slot_token)
+            same &= token >= 0
             # kept along, so that no other array can take its identity
             self._equal[id(slot_token)] = (slot_token, same)
         return self._equal[id(slot_token)][1]
@@ -279,7 +281,9 @@ class Rounds:
     def coins(self, purpose: Purpose) -> F64:
         """Return the coin of every node for a purpose, from the request's key; a cut keeps them; `[N]`."""
         if purpose not in self._coins:
-            if self.source is not None:
+            if self.trees.whole_chains:
+                self._coins[purpose] = chain_coins(self.key, self.anchor_position, self.trees.width, purpose)
+            elif self.source is not None:
                 rounds, nodes = self.source
                 self._coins[purpose] = rounds.coins(purpose)[nodes]
             else:
@@ -305,7 +309,8 @@ class Rounds:
         """
         index = _Index(self, self.trees.keep(rows, nodes, counts), rows, nodes)
         values = Columns(self.values, lambda name: self.values[name][index.of(column_per(name))])
-        return Rounds(index.kept, self.anchor_position[rows], self.key[rows], values, source=(self, nodes))
+        keys = self.key.take(rows, axis=0)
+        return Rounds(index.kept, self.anchor_position[rows], keys, values, source=(self, nodes))
 
     def take(self, rows: I64) -> Rounds:
         """Keep whole rounds, in the order given."""
@@ -332,10 +337,12 @@ class _Index:
     def _slots(self) -> Index:
         rows, nodes = self._of[Per.ROUND], self._of[Per.NODE]
         if nodes is ALL:
-            found = np.zeros(len(self.rounds.node_parent) + len(self.rounds), dtype=bool)
-            found[self.rounds.root_slot] = True
-            found[self.rounds.root_slot[rows]] = False
-            return np.logical_not(found, out=found)
+            left = np.ones(len(self.rounds), dtype=bool)
+            left[rows] = False
+            # rounds that are left out have no nodes
+            found = np.ones(len(self.rounds.node_parent) + len(self.rounds), dtype=bool)
+            found[self.rounds.root_slot[left]] = False
+            return found
         slots = np.empty(len(self.kept.node_parent) + len(self.kept), dtype=np.int64)
         slots[self.kept.root_slot] = self.rounds.root_slot[rows]
         slots[self.kept.node_slot] = self.rounds.node_slot[nodes]

@@ -27,7 +27,6 @@ def first_passing(rounds: Rounds, ok: Bool, slot_token: I64, excess: F64 | None 
     if trees.chains and not trees.branching:
         count = trees.leading(ok)
         last = np.where(count > 0, rounds.node_offsets[:-1] + count - 1, -1)
-        tried: Bool = rounds.node_depth <= np.repeat(count + 1, trees.counts)
     else:
         untried = _earlier_sibling(rounds, ok)
         alive = trees.along_path(ok & ~untried)
@@ -39,11 +38,15 @@ def first_passing(rounds: Rounds, ok: Bool, slot_token: I64, excess: F64 | None 
         on_path = np.zeros(len(rounds) + len(alive), dtype=bool)
         on_path[rounds.root_slot] = True
         on_path[rounds.node_slot] = alive
-        tried = on_path[rounds.parent_slot] & ~untried
+        tried: Bool = on_path[rounds.parent_slot] & ~untried
     tie = np.zeros(len(rounds), dtype=bool)
     if excess is not None:
         near = np.flatnonzero(np.abs(excess) < COIN_TIE)
-        tie[rounds.node_round[near[tried[near]]]] = True
+        owner = trees.round_of(near)
+        if trees.chains and not trees.branching:
+            tie[owner[near - rounds.node_offsets[owner] <= count[owner]]] = True
+        else:
+            tie[owner[tried[near]]] = True
     return end_at(rounds, last, slot_token, tie)
 
 
@@ -54,8 +57,14 @@ def replacements(rounds: Rounds, known: bool) -> I64:
         known: whether `node_residual_token` was drawn from the residual of the rule that asks.
     """
     emitted: I64 = rounds["slot_choice"].copy()
+    token = rounds["node_residual_token"] if known else np.int64(-1)
+    trees = rounds.trees
+    if trees.chains and trees.width:
+        rows = emitted.reshape(len(rounds), -1)
+        rows[:, :-1] = token.reshape(len(rounds), -1) if known else token
+        return emitted
     # ascending, so that the last sibling that failed at a slot stays
-    emitted[rounds.parent_slot] = rounds["node_residual_token"] if known else -1
+    emitted[rounds.parent_slot] = token
     return emitted
 
 

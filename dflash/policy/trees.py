@@ -125,7 +125,7 @@ class Trees:
     @cached_property
     def branching(self) -> bool:
         """Whether any recorded tree branches within the nodes that are kept."""
-        return not (self.chains and self.recorded is None) and bool(self.node_rank.any())
+        return not (self.chains and self.uncut) and bool(self.node_rank.any())
 
     @cached_property
     def tree_depth(self) -> I64:
@@ -150,15 +150,26 @@ class Trees:
         width = int(self.counts[0]) if len(self) else 0
         return width if (self.counts == width).all() else 0
 
+    @property
+    def whole_chains(self) -> bool:
+        """Whether every round is a chain as it was recorded, all of them equally long."""
+        return self.uncut and self.chains and self.width > 0
+
+    @cached_property
+    def uncut(self) -> bool:
+        """Whether no node of these rounds was left out."""
+        return self.recorded is None or (self.recorded[1] is ALL and self.recorded[0].uncut)
+
     def leading(self, ok: Bool) -> I64:
         """Return how many nodes of each chain are `ok` before the first that is not; `[R]`."""
         if self.width:
             alive = np.ones(len(self), dtype=bool)
-            count = np.zeros(len(self), dtype=np.int64)
-            for column in ok.reshape(-1, self.width).T:
+            depth = np.zeros(len(self), dtype=np.int8 if self.width < 128 else np.int64)
+            # a copy, so that each step runs over neighbours in memory
+            for column in np.ascontiguousarray(ok.reshape(-1, self.width).T):
                 alive &= column
-                count += alive
-            return count
+                np.add(depth, alive.view(np.int8), out=depth)
+            return depth.astype(np.int64)
         failed = np.flatnonzero(~ok)
         owner = self.node_round[failed]
         first = np.ones(len(failed), dtype=bool)
@@ -166,6 +177,16 @@ class Trees:
         count = self.counts.copy()
         count[owner[first]] = failed[first] - self.node_offsets[owner[first]]
         return count
+
+    def at_parent(self, value: Array) -> Array:
+        """Return what `value`, `[N + R]`, holds at each node's parent slot; `[N]`."""
+        if self.chains and self.width:
+            return value.reshape(len(self), self.width + 1)[:, :-1].reshape(-1)
+        return value[self.parent_slot]
+
+    def round_of(self, nodes: I64) -> I64:
+        """Return the rounds of a few nodes, without those of all."""
+        return np.searchsorted(self.node_offsets[1:], nodes, side="right")
 
     def within(self, depth: I64) -> Bool:
         """Return whether each node is at most as deep as `depth`, `[R]`, says of its round; `[N]`."""

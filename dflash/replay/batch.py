@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dflash.draftfile.reader import DraftFile, ahead
 from dflash.draftfile.summary import Kind
@@ -83,7 +82,7 @@ class Batch:
         """Return all rows, prefills included, with the columns given that belong to nodes or slots."""
         keys = np.array([request.key for request in self.requests], dtype=np.uint32).reshape(-1, 2)
         wanted = [name for name in columns if column_per(name) is not Per.ROUND]
-        return Rounds.from_table(self.table, keys[self.owner], wanted)
+        return Rounds.from_table(self.table, keys.take(self.owner, axis=0), wanted)
 
     def parts(self, rounds: Rounds) -> list[Part]:
         """Split the live rounds by context, which a request may change; `rounds` are those of `rounds()`."""
@@ -91,7 +90,8 @@ class Batch:
         kind = np.array([contexts.index(request.context) for request in self.requests], dtype=np.int64)
         parts = []
         for index, context in enumerate(contexts):
-            rows = np.flatnonzero(self.live & (kind[self.owner] == index))
+            own = self.live if len(contexts) == 1 else self.live & (kind[self.owner] == index)
+            rows = np.flatnonzero(own)
             if len(rows):
                 parts.append(Part(rows, self.owner[rows], rounds.take(rows), context))
         return parts
@@ -120,10 +120,13 @@ def read_columns(file: DraftFile, columns: Iterable[str]) -> list[str]:
 def decided_batch(file: DraftFile, table: pa.Table, keep: Bool) -> Batch:
     """Make a batch of some rows of a row group, the prefill of every request among them."""
     decided = table if keep.all() else table.filter(pa.array(keep))
-    owner, starts = _owners(decided)
+    kind = decided["kind"].to_numpy()
+    # a request begins with its prefill, which the reader has checked
+    starts = np.flatnonzero(kind == Kind.PREFILL)
+    owner = np.cumsum(kind == Kind.PREFILL) - 1
     heads = decided.select(["request_id", "request_info"]).take(pa.array(starts))
     requests = _requests(file, *(heads[name].to_pylist() for name in heads.column_names))
-    return Batch(file, decided, requests, owner, decided["kind"].to_numpy() == Kind.LIVE)
+    return Batch(file, decided, requests, owner, kind == Kind.LIVE)
 
 
 def columns_of(policies: Iterable[Policy], file: DraftFile) -> tuple[str, ...]:
@@ -131,14 +134,6 @@ def columns_of(policies: Iterable[Policy], file: DraftFile) -> tuple[str, ...]:
     contexts = [context_from_header(file.header.raw, temperature) for temperature in (0.0, 1.0)]
     needed = {name for policy in policies for context in contexts for name in policy.needs(context)}
     return tuple(sorted(needed))
-
-
-def _owners(table: pa.Table) -> tuple[I64, I64]:
-    ids = table["request_id"].combine_chunks()
-    changed = np.ones(len(ids), dtype=bool)
-    if len(ids) > 1:
-        changed[1:] = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    return np.cumsum(changed) - 1, np.flatnonzero(changed)
 
 
 def _requests(file: DraftFile, names: Sequence[str], texts: Sequence[str | None]) -> tuple[Request, ...]:

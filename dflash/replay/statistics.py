@@ -166,9 +166,12 @@ def draws_of(sums: F64, requests: int) -> F64:
         `[resamples, columns]`.
     """
     weight = _weights(requests)
+    # whole numbers that float32 adds up exactly take half the time
+    if requests * np.abs(sums).max(initial=0.0) < 2**24 and (sums == np.rint(sums)).all():
+        sums = sums.astype(np.float32)
     chunk = max(1, _CHUNK // requests)
     parts = [weight[begin : begin + chunk] @ sums for begin in range(0, len(weight), chunk)]
-    return np.concatenate(parts)
+    return np.concatenate(parts).astype(np.float64)
 
 
 @lru_cache(maxsize=2)

@@ -129,9 +129,9 @@ MUTANTS = [
         "block: the test of each token alone",
         "block",
         {
-            "    h = capped.copy()\n": (
+            "    h = np.ones(len(capped))\n": (
                 "    return np.minimum(1.0, np.exp(rounds['node_logp'] - rounds['node_logq']))\n"
-                "    h = capped.copy()\n"
+                "    h = np.ones(len(capped))\n"
             )
         },
         "block_on_chains",
@@ -139,13 +139,16 @@ MUTANTS = [
     Mutant(
         "block: ratios are not multiplied along the path",
         "block",
-        {"capped[nodes - 1] * ratio[nodes]": "ratio[nodes]"},
+        {
+            "capped[nodes - 1] * ratio[nodes]": "ratio[nodes]",
+            "columns[:, below - 1] * ratios[:, below]": "ratios[:, below]",
+        },
         "block_on_chains",
     ),
     Mutant(
         "block: the mass of the node itself instead of the next one's",
         "block",
-        {'rounds.present("node_residual_mass")[nodes + 1]': "rounds.present('node_residual_mass')[nodes]"},
+        {'rounds.present("node_residual_mass")[1:]': "rounds.present('node_residual_mass')[:-1]"},
         "block_on_chains",
     ),
     Mutant(
@@ -174,6 +177,7 @@ MUTANTS = [
                 "        np.full(len(first), int(purpose)"
             ),
             "place += (depth - 1) & 3": "place += 0",
+            "words[part, :, column] = lane.T": "words[part, :, column] = lanes[0].T",
         },
         "block_over_seeds",
     ),
