@@ -16,7 +16,7 @@ from dflash.replay.dense import dense_batches
 from dflash.replay.walk import WALK_COLUMNS, marked
 from dflash.replay.walks import walker
 
-SHAPES = ("match:length=2", "match:branches=1", "match:nodes=4", "match:length=0")
+SHAPES = ("match:length=2", "match:branches=1", "match:confidence=0.55", "match:length=0")
 GREEDY = (*SHAPES, "threshold:t=0.7", "greedy", "speculative:length=4", "threshold:t=0.7,length=2")
 LARGEST = {"length": 5, "branches": 3, "features": "none"}
 
