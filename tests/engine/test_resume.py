@@ -54,7 +54,7 @@ def cut(monkeypatch, record_lines):
 
         with monkeypatch.context() as patch:
             patch.setattr(Engine, "_prefill", counted(Engine._prefill))
-            patch.setattr(Engine, "_round", counted(Engine._round))
+            patch.setattr(Engine, "round", counted(Engine.round))
             return record_lines(output, *words, lines=lines)
 
     return call
