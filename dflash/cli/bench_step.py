@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from dflash.cli.bench_record import PROMPTS
-from dflash.cli.cost_text import render_cost
+from dflash.cli.cost_text import profile_text, render_cost
 from dflash.cli.options import json_option, output_option
 from dflash.cli.output import bar, emit, talk
-from dflash.errors import UsageError
+from dflash.cli.outputs import check_outputs
 
 
 @click.command()
@@ -48,8 +47,7 @@ def step(
     A round takes draft(length, branches) + verify(nodes, batch, context). `dflash tune`, `replay` and
     `record` read the profile with --cost.
     """
-    if output is not None and output.exists() and not overwrite:
-        raise UsageError(f"{output} exists. Choose another name, or add --overwrite.")
+    check_outputs([output], (), overwrite)
     from dflash.bench.step import measure, settings_of
     from dflash.engine.chat import Defaults
     from dflash.engine.prompts import text_prompt
@@ -80,5 +78,5 @@ def step(
     }
     emit(document, as_json, lambda console: render_cost(model, console))
     if output is not None:
-        output.write_text(json.dumps(model.step_time.to_dict(), indent=2) + "\n", encoding="utf-8")
+        output.write_text(profile_text(model), encoding="utf-8")
         talk(f"step times: {output}")

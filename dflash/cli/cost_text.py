@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 from rich.console import Console
 from rich.table import Table
 
 from dflash.replay.cost import CostModel, Fit
+
+
+def profile_text(model: CostModel) -> str:
+    """Return a step-time profile as the file that --cost reads."""
+    return json.dumps(model.step_time.to_dict(), indent=2) + "\n"
 
 
 def render_cost(model: CostModel, console: Console) -> None:

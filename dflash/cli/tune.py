@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dflash.cli.cost_text import profile_text
 from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option
 from dflash.cli.output import bar, emit, talk
+from dflash.cli.outputs import check_outputs
 from dflash.cli.tune_text import render
-from dflash.draftfile.publish import Publication
 from dflash.draftfile.reader import DraftFile
-from dflash.draftfile.run import open_run, refuse_as_output
-from dflash.errors import UsageError
+from dflash.draftfile.run import open_run
 from dflash.policy.policy_file import policy_toml
 from dflash.policy.registry import Policy
-from dflash.replay.cost import CostModel
 from dflash.replay.cost_source import cost_of
 from dflash.replay.run import largest_shape, recorded_policy
 from dflash.replay.sweep import expand, suggested, unique
@@ -95,7 +93,7 @@ def tune(
     speed-up over (branches, length).
     """
     run = open_run(files)
-    _check_outputs((output, surface, save_cost), (*(file.path for file in run.files), *costs), overwrite)
+    check_outputs((output, surface, save_cost), (*(file.path for file in run.files), *costs), overwrite)
     if surface is not None:
         require_plots(surface)
     policies = _policies(sweeps, run.files, max_divergence > 0, not rejudge)
@@ -127,16 +125,6 @@ def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, wa
     return suggested(recorded, shape, lossy=lossy, lanes=lanes)
 
 
-def _check_outputs(outputs: Sequence[Path | None], inputs: Sequence[Path], overwrite: bool) -> None:
-    """Find out before the search whether its results can be written."""
-    refuse_as_output(outputs, inputs)
-    named = [path.resolve() for path in outputs if path is not None]
-    if len(set(named)) < len(named):
-        raise UsageError("Expected different outputs, found one path twice.")
-    for path in named:
-        Publication(path, overwrite=overwrite).discard()
-
-
 def _write(found: Tuned, output: Path | None, surface: Path | None, save_cost: Path | None) -> None:
     best = found.candidates[found.best]
     if output is not None:
@@ -148,11 +136,6 @@ def _write(found: Tuned, output: Path | None, surface: Path | None, save_cost: P
     if save_cost is not None:
         save_cost.write_text(profile_text(found.model), encoding="utf-8")
         talk(f"step times: {save_cost}")
-
-
-def profile_text(model: CostModel) -> str:
-    """Return a step-time profile as the file that --cost reads."""
-    return json.dumps(model.step_time.to_dict(), indent=2) + "\n"
 
 
 def _comment(found: Tuned) -> str:
