@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,27 +52,40 @@ def _unknown(evidence: Evidence) -> str | None:
 
 
 @dataclass(slots=True)
-class Drafted(BettingProbe):
-    """Bets on the rank in q of the first draft at every anchor."""
+class _OfFirstDrafts(BettingProbe):
+    """Bets on the first draft at every anchor, where drafts were sampled."""
 
-    name = "drafted tokens"
-    question = "drafted tokens follow q"
     nothing = "no draft was sampled"
-    covering = True
-
-    def untestable(self, evidence: Evidence) -> str | None:
-        """Return why q cannot set the odds; see `Probe.untestable`."""
-        return _unknown(evidence) if evidence.context.sampled else None
 
     def limited(self, evidence: Evidence) -> str | None:
         """Return whether cut rows are left out; see `Probe.limited`."""
         return thinned(evidence, fair=True) if evidence.context.sampled else None
 
     def take(self, evidence: Evidence) -> None:
-        """Bet on q's favourite, the next three, and all others."""
+        """Bet on what the first drafts are."""
         first = _first(evidence) if evidence.context.sampled else None
-        if first is None:
-            return
+        if first is not None:
+            self.settle(evidence, first)
+
+    @abstractmethod
+    def settle(self, evidence: Evidence, first: _First) -> None:
+        """Settle the bets on these drafts."""
+
+
+@dataclass(slots=True)
+class Drafted(_OfFirstDrafts):
+    """Bets on the rank in q of the first draft at every anchor."""
+
+    name = "drafted tokens"
+    question = "drafted tokens follow q"
+    covering = True
+
+    def untestable(self, evidence: Evidence) -> str | None:
+        """Return why q cannot set the odds; see `Probe.untestable`."""
+        return _unknown(evidence) if evidence.context.sampled else None
+
+    def settle(self, evidence: Evidence, first: _First) -> None:
+        """Bet on q's favourite, the next three, and all others."""
         rank, q = np.where(first.place >= 0, first.place, first.law.shape[1]), first.law
         self.bet("q's favourite", rank == 0, q[:, 0])
         self.bet("ranks 2 to 4 of q", (rank > 0) & (rank < 4), q[:, 1:4].sum(axis=1))
@@ -79,12 +93,11 @@ class Drafted(BettingProbe):
 
 
 @dataclass(slots=True)
-class Independence(BettingProbe):
+class Independence(_OfFirstDrafts):
     """Bets on the draft being the target's choice, which independent noise allows with chance sum p q."""
 
     name = "independence"
     question = "draft and target noise are independent, unless drafts are shared"
-    nothing = "no draft was sampled"
 
     def untestable(self, evidence: Evidence) -> str | None:
         """Return why a coincidence would prove nothing; see `Probe.untestable`."""
@@ -94,15 +107,8 @@ class Independence(BettingProbe):
             return "shared drafts run on the target's noise by design"
         return _unknown(evidence)
 
-    def limited(self, evidence: Evidence) -> str | None:
-        """Return whether cut rows are left out; see `Probe.limited`."""
-        return thinned(evidence, fair=True) if evidence.context.sampled else None
-
-    def take(self, evidence: Evidence) -> None:
+    def settle(self, evidence: Evidence, first: _First) -> None:
         """Bet that the first draft at an anchor is the choice there."""
-        first = _first(evidence) if evidence.context.sampled else None
-        if first is None:
-            return
         row = evidence.rounds.expanded_row[first.slot]
         p = evidence.probability(first.slot, evidence.rounds["draft_topk_target_logit"][row])
         chance = (p * first.law).sum(axis=1)
