@@ -26,8 +26,8 @@ def test_every_package_is_listed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     inside = {
         ".".join(path.relative_to(ROOT).parts[:-1])
-        for path in (ROOT / "dflash").rglob("*.py")
-        if "__pycache__" not in path.parts
+        for path in (ROOT / "dflash").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert set(listed) == inside | {f"dflash.{name}" for name in LINKS}
     assert listed == sorted(listed)
