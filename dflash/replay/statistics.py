@@ -18,6 +18,9 @@ _MOST_DRAWS = 10_000_000
 _FEWEST_RESAMPLES = 200
 _SEED = 0
 _CHUNK = 2**18
+# a product of this many terms or fewer is left to one core: others would wait for each other longer
+_TERMS = 2**18
+_DEEP = 256
 # policies drawn at once: their sums by request are held in memory
 _TOGETHER = 8
 
@@ -169,9 +172,14 @@ def draws_of(sums: F64, requests: int) -> F64:
     # whole numbers that float32 adds up exactly take half the time
     if requests * np.abs(sums).max(initial=0.0) < 2**24 and (sums == np.rint(sums)).all():
         sums = sums.astype(np.float32)
-    chunk = max(1, _CHUNK // requests)
-    parts = [weight[begin : begin + chunk] @ sums for begin in range(0, len(weight), chunk)]
-    return np.concatenate(parts).astype(np.float64)
+    total = np.zeros((len(weight), sums.shape[1]), dtype=sums.dtype)
+    for first in range(0, requests, _DEEP):
+        some = sums[first : first + _DEEP]
+        rows = max(1, _TERMS // max(1, some.size))
+        for begin in range(0, len(weight), rows):
+            drawn = weight[begin : begin + rows, first : first + _DEEP].astype(sums.dtype)
+            total[begin : begin + rows] += drawn @ some
+    return total.astype(np.float64)
 
 
 @lru_cache(maxsize=2)
