@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from dflash import __version__
-from dflash.drafters.base import Drafter, ProposalKind
+from dflash.drafters.base import Drafter
 from dflash.engine.features import ENCODING, FINGERPRINT, FeatureMode
+from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import Policy
 from dflash.policy.step_time import StepTime
 from dflash.target.load import Target
@@ -44,7 +45,7 @@ class RunSettings:
 def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str, Any]:
     """The header as a dictionary, floats and integers as numbers."""
     drafters = drafter.headers()
-    draft_topk = next((entry["draft_top_k"] for entry in drafters if entry["draft_top_k"]), None)
+    draft_topk = widest_draft(drafters)
     return {
         "target": target.identity,
         "drafters": drafters,
@@ -60,7 +61,7 @@ def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str
         "dense": run.dense,
         "store_topk": run.store_topk,
         "draft_topk": draft_topk,
-        "q_complete": q_complete(drafter, draft_topk, run.store_topk),
+        "q_complete": q_complete(drafters, run.store_topk),
         "features": _features(target, run),
         "tie_tolerance": float(target.tie_tolerance),
         "lanes": run.lanes,
@@ -74,11 +75,20 @@ def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str
     }
 
 
-def q_complete(drafter: Drafter, draft_topk: int | None, store_topk: int) -> bool:
+def widest_draft(drafters: Sequence[Mapping[str, Any]]) -> int | None:
+    """Most tokens that a sampled slot can draw from; None if one can draw any token, or none is sampled."""
+    widths = [drafter["draft_top_k"] for drafter in _sampled(drafters)]
+    return max(widths) if widths and all(widths) else None
+
+
+def q_complete(drafters: Sequence[Mapping[str, Any]], store_topk: int) -> bool:
     """Whether the stored draft logits hold all that could be drawn."""
-    if drafter.kind is ProposalKind.DETERMINISTIC:
-        return True
-    return draft_topk is not None and draft_topk <= store_topk
+    widest = widest_draft(drafters)
+    return not _sampled(drafters) or (widest is not None and widest <= store_topk)
+
+
+def _sampled(drafters: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [drafter for drafter in drafters if drafter["proposal"] != ProposalKind.DETERMINISTIC]
 
 
 def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:

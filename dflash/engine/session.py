@@ -17,7 +17,7 @@ from dflash.engine.chat import ChatConversation, Ordinals
 from dflash.engine.control import LaneControl
 from dflash.engine.dense import DensePass
 from dflash.engine.features import FeatureMode, Features, Fingerprint, default_taps
-from dflash.engine.header import RunSettings, build_header, q_complete
+from dflash.engine.header import RunSettings, build_header
 from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Conversation, Engine, Sink
@@ -30,7 +30,7 @@ from dflash.engine.resume import ResumedConversation
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
 from dflash.policy.block import Block
-from dflash.policy.context import RuleContext, slot_confidence
+from dflash.policy.context import context_from_header
 from dflash.target.load import Target
 from dflash.target.model import TrunkModel
 from dflash.target.noise import TargetNoise
@@ -54,6 +54,7 @@ class Session:
     """The parts of one recording, wired together.
 
     Attributes:
+        header: Of the draft file.
         left: The journal of a recording that broke off.
     """
 
@@ -72,6 +73,7 @@ class Session:
         self.noise = TargetNoise(vocabulary, keep=64 * settings.lanes)
         self.drafter = self._drafter()
         self.taps = self._taps()
+        self.header = build_header(target, self.drafter, self._run_settings())
         self.trunk = TrunkModel(target.model, settings.lanes, 1024, self.taps or self.drafter.taps)
         self.engine = self._engine()
 
@@ -119,7 +121,7 @@ class Session:
             BrokenPipeError: The reader of the streamed text left; the file is finished first.
         """
         settings = self.settings
-        header = build_header(self.target, self.drafter, self._run_settings())
+        header = self.header
         run_id = secrets.token_hex(8)
         started = perf_counter()
         choice = {"overwrite": settings.overwrite, "resume": settings.resume}
@@ -209,15 +211,8 @@ class Session:
     def _engine(self) -> Engine:
         settings = self.settings
         hidden = int(self.target.model.config.get_text_config().hidden_size)
-        draft_topk = settings.draft_top_k or None
-        context = RuleContext(
-            temperature=settings.defaults.sampling.temperature,
-            proposal=self.drafter.kind,
-            q_complete=q_complete(self.drafter, draft_topk, settings.store_topk),
-            draft=settings.draft_sampling,
-            recorded_rule=settings.policy.rule.name,
-            slot_confidence=slot_confidence(self.drafter.headers()),
-        )
+        # what replay will read, so that both decide alike
+        context = context_from_header(self.header)
         rule = settings.policy.rule
         branching = settings.live_shape.branches > 1 or len(settings.parts) > 1
         rule.refuse(context, branching)
