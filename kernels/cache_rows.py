@@ -26,7 +26,8 @@ def tile_ptrs(
 
 
 @triton.jit
-def _prefetch(ptrs):
+def prefetch(ptrs):
+    """Ask for lines to come into L2, given by an address in each."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ptrs.to(tl.int64, bitcast=True)],
         dtype=tl.int32, is_pure=False, pack=1,
@@ -44,15 +45,15 @@ def prefetch_rows(
     begin = tl.minimum(start, tl.maximum(last + 1 - ROWS, 0)) // ROWS * ROWS
     k_ptrs = tile_ptrs(K, Pages, begin, last, line, stride_kp, stride_kr, ROWS, PAGE)
     v_ptrs = tile_ptrs(V, Pages, begin, last, line, stride_vp, stride_vr, ROWS, PAGE)
-    _prefetch(k_ptrs)
-    _prefetch(v_ptrs)
+    prefetch(k_ptrs)
+    prefetch(v_ptrs)
 
 
 @triton.jit
 def prefetch_lines(starts, HEAD: tl.constexpr):
     """Ask for whole rows of HEAD numbers, given by their addresses."""
     LINES: tl.constexpr = (HEAD + 63) // 64
-    _prefetch(starts[:, None] + (tl.arange(0, LINES) * 64)[None, :])
+    prefetch(starts[:, None] + (tl.arange(0, LINES) * 64)[None, :])
 
 
 @triton.jit

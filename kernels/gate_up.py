@@ -1,0 +1,79 @@
+"""K8: the first half of a gated MLP in one launch: RMSNorm, gate and up projection, SiLU and product."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dflash.kernels.attention_checks import Impl, interpreted
+from dflash.kernels.attention_plan import Mode
+from dflash.kernels.errors import ShapeRefused
+from dflash.kernels.product_checks import check_product, normed, output_like
+from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
+from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
+
+
+def gate_up(
+    x: Tensor,
+    weight: Tensor,
+    norm: Tensor | None,
+    *,
+    eps: float = 1e-6,
+    mode: Mode = "fast",
+    impl: Impl = "triton",
+    out: Tensor | None = None,
+    scratch: ProductScratch | None = None,
+    tile: ProductTile | None = None,
+    pdl: bool = True,
+) -> Tensor:
+    """Compute silu(norm(x) @ gate.T) * (norm(x) @ up.T), in float32 until stored (SwiGLU, Shazeer 2020).
+
+    Args:
+        x: `[rows, depth]`, as in `row_product`, and so are `eps`, `mode`, `impl`, `scratch`, `tile`, `pdl`.
+        weight: `[2 x inner, depth]`, the gate's rows, then the up projection's.
+        norm: `[depth]`, the weight of an RMSNorm of x; None for none.
+        out: where to write, `[rows, inner]`; rows may be apart.
+
+    Returns:
+        `[rows, inner]` in the dtype of x.
+
+    Raises:
+        KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
+    """
+    check_product(x, weight, norm, None, eps, mode, impl)
+    if len(weight) % 2:
+        raise ShapeRefused("weight", "as many rows for gate as for up", weight.shape)
+    inner = len(weight) // 2
+    out = output_like(out, "out", x, inner)
+    if impl == "reference":
+        rows = normed(x, norm, eps)
+        gate, up = (rows @ weight.to(rows.dtype).T).chunk(2, dim=-1)
+        return out.copy_(torch.nn.functional.silu(gate) * up)
+    plan = gate_up_plan(len(x), inner, x.shape[1], mode, tile)
+    _launch(x, weight, norm, out, eps, plan, scratch, pdl and not interpreted())
+    return out
+
+
+def gate_up_plan(
+    rows: int, inner: int, depth: int, mode: Mode = "fast", tile: ProductTile | None = None
+) -> ProductPlan:
+    """The launch of a `gate_up`, for `product_scratch`."""
+    return product_plan("gate-up", rows, inner, depth, mode, tile)
+
+
+def _launch(
+    x: Tensor, weight: Tensor, norm: Tensor | None, out: Tensor, eps: float, plan: ProductPlan,
+    scratch: ProductScratch | None, pdl: bool,
+) -> None:  # fmt: skip
+    from dflash.kernels import product_triton
+
+    tile, depth = plan.tile, x.shape[1]
+    held = fitting_product_scratch(scratch, plan, x.device)
+    product_triton.gate_up_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
+        x, weight, x if norm is None else norm, out, *held, x.stride(0), out.stride(0),
+        len(x), len(weight) // 2, depth, plan.blocks, eps,
+        BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, STAGES=tile.stages, SPLITS=plan.splits,
+        EVEN=depth % tile.block_k == 0, NORM=norm is not None, SWAP=tile.swap,
+        PREFETCH=tile.prefetch, EARLY=tile.early, PDL=pdl,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
+    )  # fmt: skip

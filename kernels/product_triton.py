@@ -1,0 +1,190 @@
+"""The kernels of a layer's products: Q/K/V with rotary positions and append, gate/up, rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dflash.kernels.pair_product import enter, leave_split, pair_product, sum_splits
+
+
+@triton.jit
+def _root(squares, depth, eps):
+    """One over the root mean square of each row."""
+    return tl.rsqrt(squares / depth + eps)[:, None]
+
+
+@triton.jit
+def _own_rows(count, BLOCK_M: tl.constexpr):
+    """The rows of this program, and which of them there are."""
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    return rows, rows < count
+
+
+@triton.jit
+def _products(
+    X, W, Norm, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, stride_x,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, SWAP: tl.constexpr,
+    PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """This program's two tiles over the whole depth, and whether it is the one that has them."""
+    split = tl.program_id(2)
+    low = split * blocks * BLOCK_K
+    enter(W, left, right, low, depth, PREFETCH, EARLY, PDL)
+    # rows past the last repeat it: they are computed and never stored
+    a_sum, b_sum, squares = pair_product(
+        X, W, Norm, tl.minimum(rows, count - 1), left, right, low, tl.minimum(low + blocks * BLOCK_K, depth),
+        depth, stride_x, BLOCK_M, HALF, BLOCK_K, STAGES, EVEN, NORM, SWAP,
+    )  # fmt: skip
+    mine = split >= 0
+    if SPLITS > 1:
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        tiles = tl.num_programs(0) * tl.num_programs(1)
+        mine = leave_split(
+            Parts, Squares, Tickets, a_sum, b_sum, squares, split, tile, tiles, BLOCK_M, HALF, SPLITS, NORM
+        )
+        if mine:
+            a_sum, b_sum, squares = sum_splits(
+                Parts, Squares, Tickets, tile, tiles, BLOCK_M, HALF, SPLITS, NORM
+            )
+    return a_sum, b_sum, squares, mine
+
+
+@triton.jit(do_not_specialize=["count", "blocks", "eps"])
+def row_kernel(
+    X, W, Norm, Bias, Residual, Out, Parts, Squares, Tickets,
+    stride_x, stride_residual, stride_out, count, columns, depth, blocks, eps,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SWAP: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Rows times a weight, plus bias and residual; grid (column tiles, row tiles, splits)."""
+    rows, live = _own_rows(count, BLOCK_M)
+    own = tl.program_id(0) * (2 * HALF) + tl.arange(0, HALF)
+    left, right = tl.minimum(own, columns - 1), tl.minimum(own + HALF, columns - 1)
+    a, b, squares, mine = _products(
+        X, W, Norm, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, stride_x,
+        BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, SWAP, PREFETCH, EARLY, PDL,
+    )  # fmt: skip
+    if mine:
+        if NORM:
+            root = _root(squares, depth, eps)
+            a, b = a * root, b * root
+        if BIAS:
+            a += tl.load(Bias + left).to(tl.float32)[None, :]
+            b += tl.load(Bias + right).to(tl.float32)[None, :]
+        keep_a = live[:, None] & (own < columns)[None, :]
+        keep_b = live[:, None] & (own + HALF < columns)[None, :]
+        if RESIDUAL:
+            at = Residual + rows.to(tl.int64)[:, None] * stride_residual + own[None, :]
+            a += tl.load(at, mask=keep_a, other=0.0).to(tl.float32)
+            b += tl.load(at + HALF, mask=keep_b, other=0.0).to(tl.float32)
+        to = Out + rows.to(tl.int64)[:, None] * stride_out + own[None, :]
+        tl.store(to, a.to(Out.dtype.element_ty), mask=keep_a)
+        tl.store(to + HALF, b.to(Out.dtype.element_ty), mask=keep_b)
+
+
+@triton.jit(do_not_specialize=["count", "blocks", "eps"])
+def gate_up_kernel(
+    X, W, Norm, Out, Parts, Squares, Tickets, stride_x, stride_out, count, inner, depth, blocks, eps,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, SWAP: tl.constexpr,
+    PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up of normed rows; grid (column tiles, row tiles, splits)."""
+    rows, live = _own_rows(count, BLOCK_M)
+    own = tl.program_id(0) * HALF + tl.arange(0, HALF)
+    left = tl.minimum(own, inner - 1)
+    gate, up, squares, mine = _products(
+        X, W, Norm, Parts, Squares, Tickets, rows, count, left, left + inner, depth, blocks, stride_x,
+        BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, SWAP, PREFETCH, EARLY, PDL,
+    )  # fmt: skip
+    if mine:
+        if NORM:
+            root = _root(squares, depth, eps)
+            gate, up = gate * root, up * root
+        value = gate / (1.0 + tl.exp(-gate)) * up
+        to = Out + rows.to(tl.int64)[:, None] * stride_out + own[None, :]
+        tl.store(to, value.to(Out.dtype.element_ty), mask=live[:, None] & (own < inner)[None, :])
+
+
+@triton.jit
+def _head_norm(a, b, Gain, left, real, eps, TURN: tl.constexpr):
+    """RMSNorm of whole heads, given as their halves [rows, half]."""
+    squares = tl.where(real[None, :], a * a + b * b, 0.0)
+    root = tl.rsqrt(tl.sum(squares, 1) / (2 * TURN) + eps)[:, None]
+    a_gain, b_gain = tl.load(Gain + left).to(tl.float32), tl.load(Gain + TURN + left).to(tl.float32)
+    return a * root * a_gain[None, :], b * root * b_gain[None, :]
+
+
+@triton.jit
+def _turn(a, b, Cos, Sin, Positions, rows, live, left, TURN: tl.constexpr):
+    """Rotary positions: turn the pairs (i, i + half a head)."""
+    position = tl.load(Positions + rows, mask=live, other=0).to(tl.int64)
+    at = position[:, None] * TURN + left[None, :]
+    cos, sin = tl.load(Cos + at), tl.load(Sin + at)
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def _append(
+    Cache, a, b, head, Places, rows, live, own, real, stride_b, stride_h, stride_r, TURN: tl.constexpr
+):  # fmt: skip
+    """Write a head of K or V where the rows have their places; a negative block has none."""
+    block = tl.load(Places + 2 * rows, mask=live, other=-1).to(tl.int64)
+    row = tl.load(Places + 2 * rows + 1, mask=block >= 0, other=0).to(tl.int64)
+    to = Cache + (block * stride_b + row * stride_r + head.to(tl.int64) * stride_h)[:, None] + own[None, :]
+    keep = (block >= 0)[:, None] & real[None, :]
+    tl.store(to, a.to(Cache.dtype.element_ty), mask=keep)
+    tl.store(to + TURN, b.to(Cache.dtype.element_ty), mask=keep)
+
+
+@triton.jit(do_not_specialize=["count", "blocks", "eps", "head_eps"])
+def qkv_kernel(
+    X, W, Norm, Bias, QNorm, KNorm, Cos, Sin, Positions, Places, Q, K, V, Parts, Squares, Tickets,
+    stride_x, stride_q, stride_kb, stride_kh, stride_kr, stride_vb, stride_vh, stride_vr,
+    count, depth, blocks, eps, head_eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, TURN: tl.constexpr,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, HEAD_NORM: tl.constexpr,
+    SWAP: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Queries to Q, keys and values to the cache; grid (heads x pieces of a half, row tiles, splits)."""
+    PIECES: tl.constexpr = (TURN + HALF - 1) // HALF
+    rows, live = _own_rows(count, BLOCK_M)
+    head = tl.program_id(0) // PIECES
+    own = tl.program_id(0) % PIECES * HALF + tl.arange(0, HALF)
+    real = own < TURN
+    inside = tl.minimum(own, TURN - 1)
+    left = head * (2 * TURN) + inside
+    a, b, squares, mine = _products(
+        X, W, Norm, Parts, Squares, Tickets, rows, count, left, left + TURN, depth, blocks, stride_x,
+        BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, SWAP, PREFETCH, EARLY, PDL,
+    )  # fmt: skip
+    if mine:
+        if NORM:
+            root = _root(squares, depth, eps)
+            a, b = a * root, b * root
+        if BIAS:
+            a += tl.load(Bias + left).to(tl.float32)[None, :]
+            b += tl.load(Bias + TURN + left).to(tl.float32)[None, :]
+        if head < HEADS + KV_HEADS:
+            if HEAD_NORM:
+                gain = QNorm if head < HEADS else KNorm
+                a, b = _head_norm(a, b, gain, inside, real, head_eps, TURN)
+            a, b = _turn(a, b, Cos, Sin, Positions, rows, live, inside, TURN)
+        if head < HEADS:
+            keep = live[:, None] & real[None, :]
+            to = Q + rows.to(tl.int64)[:, None] * stride_q + head * (2 * TURN) + own[None, :]
+            tl.store(to, a.to(Q.dtype.element_ty), mask=keep)
+            tl.store(to + TURN, b.to(Q.dtype.element_ty), mask=keep)
+        elif head < HEADS + KV_HEADS:
+            _append(
+                K, a, b, head - HEADS, Places, rows, live, own, real, stride_kb, stride_kh, stride_kr, TURN
+            )  # fmt: skip
+        else:
+            _append(
+                V, a, b, head - HEADS - KV_HEADS, Places, rows, live, own, real, stride_vb, stride_vh,
+                stride_vr, TURN,
+            )  # fmt: skip

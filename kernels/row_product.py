@@ -1,0 +1,91 @@
+"""K8: a few rows times a weight, with bias, residual and norm: O projection, down projection, head."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dflash.kernels.attention_checks import Impl, interpreted
+from dflash.kernels.attention_plan import Mode
+from dflash.kernels.product_checks import check_product, check_tensor, normed, output_like
+from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
+from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
+
+
+def row_product(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    residual: Tensor | None = None,
+    bias: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 1e-6,
+    mode: Mode = "fast",
+    impl: Impl = "triton",
+    out: Tensor | None = None,
+    scratch: ProductScratch | None = None,
+    tile: ProductTile | None = None,
+    pdl: bool = True,
+) -> Tensor:
+    """Compute norm(x) @ weight.T + bias + residual, in float32 until it is stored.
+
+    Made for up to 64 rows, where the weight's bytes decide; more rows read it again.
+
+    Args:
+        x: `[rows, depth]`, float16 or bfloat16; rows may be apart.
+        weight: `[columns, depth]`, contiguous.
+        residual: `[rows, columns]`; may be `out`.
+        bias: `[columns]`.
+        norm: `[depth]`, the weight of an RMSNorm of x; with float16, x times it must be finite.
+        eps: of the norm.
+        mode: `fast`, or `replay-exact`: the same bits whatever the other rows are.
+        impl: `triton`, or the PyTorch `reference`; never a silent fallback.
+        out: where to write, `[rows, columns]`; rows may be apart.
+        scratch: from `product_scratch`, to share between calls on one stream; allocated if None.
+        tile: another configuration than the table's.
+        pdl: start under the preceding kernel's tail. The weight, norm and bias must not be written by it.
+
+    Returns:
+        `[rows, columns]` in the dtype of x.
+
+    Raises:
+        KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
+    """
+    check_product(x, weight, norm, bias, eps, mode, impl)
+    out = output_like(out, "out", x, len(weight))
+    if residual is not None:
+        check_tensor("residual", residual, x.dtype, tuple(out.shape), x, dense=False)
+    if impl == "reference":
+        result = normed(x, norm, eps) @ weight.to(normed(x[:1], None, eps).dtype).T
+        for term in (bias, residual):
+            result = result if term is None else result + term
+        return out.copy_(result)
+    plan = row_plan(len(x), len(weight), x.shape[1], mode, tile)
+    _launch(x, weight, norm, bias, residual, out, eps, plan, scratch, pdl and not interpreted())
+    return out
+
+
+def row_plan(
+    rows: int, columns: int, depth: int, mode: Mode = "fast", tile: ProductTile | None = None
+) -> ProductPlan:
+    """The launch of a `row_product`, for `product_scratch`."""
+    return product_plan("rows", rows, -(-columns // 2), depth, mode, tile)
+
+
+def _launch(
+    x: Tensor, weight: Tensor, norm: Tensor | None, bias: Tensor | None, residual: Tensor | None, out: Tensor,
+    eps: float, plan: ProductPlan, scratch: ProductScratch | None, pdl: bool,
+) -> None:  # fmt: skip
+    from dflash.kernels import product_triton
+
+    tile, depth = plan.tile, x.shape[1]
+    held = fitting_product_scratch(scratch, plan, x.device)
+    product_triton.row_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
+        x, weight, x if norm is None else norm, x if bias is None else bias,
+        x if residual is None else residual, out, *held,
+        x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0),
+        len(x), len(weight), depth, plan.blocks, eps,
+        BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, STAGES=tile.stages, SPLITS=plan.splits,
+        EVEN=depth % tile.block_k == 0, NORM=norm is not None, BIAS=bias is not None,
+        RESIDUAL=residual is not None, SWAP=tile.swap, PREFETCH=tile.prefetch, EARLY=tile.early, PDL=pdl,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
+    )  # fmt: skip

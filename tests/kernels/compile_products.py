@@ -1,0 +1,92 @@
+"""Compile every configuration of the small products for sm_90; print what each uses, as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from dflash.kernels import gate_up, product_triton, qkv_rope, row_product
+from dflash.kernels.product_plan import TILES, ProductTile
+from tests.kernels.ahead_of_time import Recorder, fake_driver, read
+
+KERNELS = ("qkv_kernel", "gate_up_kernel", "row_kernel")
+
+
+def launched(call: Callable[[], object]) -> list[object]:
+    """What a call would launch, compiled."""
+    built: list[object] = []
+    kernels = {name: getattr(product_triton, name) for name in KERNELS}
+    try:
+        for name, kernel in kernels.items():
+            setattr(product_triton, name, Recorder(kernel, built))
+        call()
+    finally:
+        for name, kernel in kernels.items():
+            setattr(product_triton, name, kernel)
+    return built
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def compile_qkv(
+    rows: int, tile: ProductTile, depth: int, head: int = 64, normed: bool = False, bias: bool = False
+) -> list[object]:
+    """K6 for 4 query and 2 KV heads."""
+    x, weight, cache = zeros(rows, depth), zeros(8 * head, depth), zeros(1, 2, 64, head)
+    rotary = qkv_rope.Rotary(*torch.zeros(2, 8, head // 2))
+    norms = qkv_rope.HeadNorms(zeros(head), zeros(head), 1e-6) if normed else None
+    at = torch.zeros(rows, 2, dtype=torch.int32)
+    plan = qkv_rope.qkv_plan(rows, 8, head, depth, "fast", tile, whole_heads=normed)
+    arguments = (x, weight, zeros(depth), rotary, at[:, 0].contiguous(), at, cache, cache, 1e-6)
+    biases = zeros(8 * head) if bias else None
+    out = zeros(rows, 4 * head)
+    return launched(lambda: qkv_rope._launch(*arguments, biases, norms, 4, out, plan, None, True))
+
+
+def compile_gate_up(rows: int, tile: ProductTile, depth: int) -> list[object]:
+    x, weight, out = zeros(rows, depth), zeros(256, depth), zeros(rows, 128)
+    plan = gate_up.gate_up_plan(rows, 128, depth, "fast", tile)
+    return launched(lambda: gate_up._launch(x, weight, zeros(depth), out, 1e-6, plan, None, True))
+
+
+def compile_rows(rows: int, tile: ProductTile, depth: int, normed: bool = False) -> list[object]:
+    """O and down projection, or the head."""
+    x, weight, out = zeros(rows, depth), zeros(128, depth), zeros(rows, 128)
+    plan = row_product.row_plan(rows, 128, depth, "fast", tile)
+    parts = (None, None, out) if not normed else (zeros(depth), zeros(128), None)
+    return launched(lambda: row_product._launch(x, weight, *parts, out, 1e-6, plan, None, True))
+
+
+def configurations() -> dict[str, list[object]]:
+    """Everything that production launches, by name; tiles that are launched alike once."""
+    make = {"qkv": compile_qkv, "gate-up": compile_gate_up, "rows": compile_rows}
+    found: dict[str, list[object]] = {}
+    for (product, rows, size), tile in TILES.items():
+        depth = 576 if size == "small" else 4096
+        found[f"{product} {rows} {size}"] = make[product](rows, tile, depth)
+    for rows in (16, 64):
+        found[f"qkv {rows} Qwen3"] = compile_qkv(rows, TILES["qkv", rows, "large"], 4096, 128, normed=True)
+        found[f"rows {rows} head"] = compile_rows(rows, TILES["rows", rows, "large"], 4096, normed=True)
+    found["qkv 16 bias d96"] = compile_qkv(16, TILES["qkv", 16, "large"], 576, 96, bias=True)
+    swapped = TILES["rows", 16, "large"]._replace(half=64, swap=True)
+    found["rows 16 swapped"] = compile_rows(16, swapped, 4096)
+    return found
+
+
+def main() -> None:
+    fake_driver()
+    for name, kernels in configurations().items():
+        for kernel in kernels:
+            print(json.dumps({"configuration": name, **read(kernel)._asdict()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
