@@ -22,7 +22,14 @@ from dflash.engine.lane import Lane
 from dflash.engine.output import check_output
 from dflash.engine.pace import Verdict
 from dflash.engine.prompt_errors import NoPrompts
-from dflash.engine.prompts import check_prompts, read_prompt_file, read_prompt_stream, text_prompt, with_ids
+from dflash.engine.prompts import (
+    check_prompts,
+    read_prompt_file,
+    read_prompt_stream,
+    text_prompt,
+    with_ids,
+    with_remarks,
+)
 from dflash.engine.session import Entry, Recording, Session, summary
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
@@ -38,11 +45,13 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     stream = prompt_file == "-" or typed
     entries = _entries(prompts, prompt_file)
     if not stream:
-        entries = _checked(entries, options["skip_bad"])
+        entries = _checked(entries, options["skip_bad"], prompt_file)
     elif not sys.stdin.isatty():
         entries = _begun(entries)
     refuse_as_output([settings.output], _read(settings, prompt_file, options["cost"]))
-    check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
+    found = check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
+    if settings.resume and not found:
+        talk(f"nothing to resume: there is no recording of {settings.output} yet, so all of it is run")
     session = Session(load(options), settings)
     answering = (bool(prompts) or typed) and not as_json
     total: int | None = None
@@ -65,6 +74,8 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
             watch_pace=level() >= Level.NORMAL,
         )
     code = _close(recording, as_json)
+    if (remark := session.drafter.remark()) is not None:
+        talk(remark)
     if recording.pace is not None and recording.pace.lost:
         talk(_lost(recording.pace))
     return code
@@ -102,6 +113,10 @@ def _journal_told(session: Session) -> Iterator[None]:
 
 
 def _entries(prompts: Sequence[str], prompt_file: str | None) -> Iterator[Entry]:
+    return with_remarks(_numbered(prompts, prompt_file), warn)
+
+
+def _numbered(prompts: Sequence[str], prompt_file: str | None) -> Iterator[Entry]:
     if prompts:
         return with_ids(text_prompt(text) for text in prompts)
     if prompt_file is None:
@@ -133,8 +148,8 @@ def _typed() -> Iterator[Entry]:
             yield text_prompt(line.rstrip("\n"), "the terminal")
 
 
-def _checked(entries: Iterator[Entry], skip_bad: bool) -> Iterator[Entry]:
-    checked = check_prompts(entries, skip_bad=skip_bad)
+def _checked(entries: Iterator[Entry], skip_bad: bool, prompt_file: str | None) -> Iterator[Entry]:
+    checked = check_prompts(entries, skip_bad=skip_bad, name=prompt_file or "the command line")
     for error in checked.refused:
         warn(str(error))
     return iter(checked.prompts)

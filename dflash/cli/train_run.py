@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from dflash.cli.outcome import Exit
-from dflash.cli.output import emit, stages, talk
+from dflash.cli.output import emit, stages, talk, warn
 from dflash.cli.record_options import load
 from dflash.drafters.block.model import BlockDrafter
 from dflash.drafters.checkpoint.write import write_block
 from dflash.engine.chat import ChatConversation, Defaults, Ordinals
-from dflash.engine.prompts import check_prompts, read_prompt_file, with_ids
+from dflash.engine.prompts import check_prompts, read_prompt_file, with_ids, with_remarks
 from dflash.errors import UsageError
 from dflash.target.load import Target
 from dflash.target.sampling import Sampling
@@ -107,7 +107,8 @@ def conversations(target: Target, path: Path | None) -> list[ChatConversation]:
     """The prompts of a file, encoded; none without a file."""
     if path is None:
         return []
-    checked = check_prompts(with_ids(read_prompt_file(path)))
+    entries = with_remarks(with_ids(read_prompt_file(path)), warn)
+    checked = check_prompts(entries, name=str(path))
     defaults = Defaults(Sampling(0.0, 0, 1.0), 0, 1)
     ordinals = Ordinals()
     return [

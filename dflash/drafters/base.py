@@ -141,6 +141,10 @@ class Drafter(ABC):
         """
         return None
 
+    def remark(self) -> str | None:
+        """What its user should know once a run has ended."""
+        return None
+
     @abstractmethod
     def header(self) -> dict[str, Any]:
         """This drafter's entry in the header; empty for one that drafts nothing."""

@@ -241,7 +241,7 @@ def _language_model(
 
 def _block_drafter(part: Part, target: Target, noise: TargetNoise, settings: DraftSettings) -> Drafter:
     place = str(part.place)
-    name = f"{part.family}:{Path(place).name if Path(place).is_dir() else place}"
+    name = shown_name(part)
     found = read_block(place, target, part.family, settings.quantisation)
     config = found.model.config
     if settings.length > config.drafts:
@@ -253,6 +253,14 @@ def _block_drafter(part: Part, target: Target, noise: TargetNoise, settings: Dra
         width = min(drawing.sampling.top_k or config.candidates, config.candidates)
         drawing = replace(drawing, sampling=replace(drawing.sampling, top_k=width))
     return BlockFamily(name, found.model, drawing, found.identity, settings.lanes, settings.capacity)
+
+
+def shown_name(part: Part) -> str:
+    """How a header calls a block drafter: the shipped one as `--drafter` does, a folder by its last name."""
+    place = str(part.place)
+    if Path(place) == FOLDER:
+        return NAME
+    return f"{part.family}:{Path(place).name if Path(place).is_dir() else place}"
 
 
 def default_length(parts: Sequence[Part]) -> int:

@@ -151,6 +151,18 @@ class StoredDrafter(Drafter):
         drawn = temperature if stored.get("draft_follows_target") else stored["draft_temperature"]
         return DraftSampling(float(drawn), stored["draft_top_k"] or 0, float(stored["draft_top_p"]))
 
+    def remark(self) -> str | None:
+        """How many of the run's anchors the file has no draft for."""
+        asked = self.hits + self.misses
+        if self.misses == 0:
+            return None
+        if self.hits:
+            return f"{self.name} holds drafts for {self.hits} of the {asked} places that were asked for"
+        return (
+            f"{self.name} holds no draft for any of the {asked} places that were asked for: were these "
+            "prompts, and this seed and temperature, recorded in it?"
+        )
+
     def header(self) -> dict[str, Any]:
         """The first stored drafter's entry; see `headers`."""
         return self.headers()[0]

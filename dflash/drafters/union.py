@@ -49,6 +49,10 @@ class UnionDrafter(Drafter):
         each = [drafter.propose(anchors, shape) for drafter in self.drafters]
         return [_merged(proposals, self._first_source) for proposals in zip(*each, strict=True)]
 
+    def remark(self) -> str | None:
+        """What its drafters have to say."""
+        return "; ".join(filter(None, (drafter.remark() for drafter in self.drafters))) or None
+
     def header(self) -> dict[str, Any]:
         """A union has no entry of its own; see `headers`."""
         return {}

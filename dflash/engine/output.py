@@ -12,8 +12,8 @@ from dflash.draftfile.publish import Publication, beside
 from dflash.draftfile.resume import Kept, carry_over, find_earlier, require_same_header
 
 
-def check_output(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
-    """Refuse an output that could not be written.
+def check_output(path: Path, *, overwrite: bool = False, resume: bool = False) -> bool:
+    """Refuse an output that could not be written; tells whether there is a recording to go on with.
 
     Raises:
         OutputExists, OutputBusy, FolderNotWritable: see `draftfile.publish.Publication`.
@@ -22,9 +22,10 @@ def check_output(path: Path, *, overwrite: bool = False, resume: bool = False) -
     """
     Publication(path, overwrite=overwrite or resume).discard()
     if resume:
-        find_earlier(path)
-    elif not overwrite and journal_path(path).exists():
+        return find_earlier(path) is not None
+    if not overwrite and journal_path(path).exists():
         raise JournalExists(journal_path(path))
+    return False
 
 
 def start_journal(

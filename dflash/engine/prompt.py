@@ -47,6 +47,7 @@ class Prompt:
         temperature: At least 0.
         max_new_tokens: At least 1.
         stop: Strings that end the answer.
+        remark: What its author may not expect of how the line was read.
     """
 
     turns: tuple[str, ...]
@@ -59,6 +60,7 @@ class Prompt:
     temperature: float | None = None
     max_new_tokens: int | None = None
     stop: tuple[str, ...] | None = None
+    remark: str | None = None
 
     @property
     def system(self) -> str | None:

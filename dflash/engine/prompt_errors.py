@@ -52,6 +52,14 @@ class BadSetting(PromptError):
     """A setting of a line that has the wrong type or makes no sense."""
 
 
+class UnknownKey(PromptError):
+    """A key of a line that looks like a setting, and is none."""
+
+
+class NotText(PromptError):
+    """A file of another kind where lines of text were expected."""
+
+
 class DuplicateId(PromptError):
     """Two prompts of one run with the same id."""
 

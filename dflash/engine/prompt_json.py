@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from dflash.engine.prompt import Kind, Message, Prompt, Role, encodable, spoken
-from dflash.engine.prompt_errors import BadSetting, BrokenLine, UnknownShape
+from dflash.engine.prompt_errors import BadSetting, BrokenLine, UnknownKey, UnknownShape
 from dflash.policy.temperature import TEMPERATURES, is_temperature
 
 
@@ -29,7 +31,15 @@ def line_prompt(text: str, place: str) -> Prompt:
         raise UnknownShape(place, f"expected exactly one of {', '.join(_FORMS)}; found {found}.")
     kind, parse = _FORMS[forms[0]]
     history, turns = parse(line[forms[0]], forms[0], place)
-    return Prompt(turns=turns, history=history, kind=kind, place=place, **_settings(line, place))
+    remark = _unread(line, place)
+    return Prompt(
+        turns=turns, history=history, kind=kind, place=place, remark=remark, **_settings(line, place)
+    )
+
+
+def looks_structured(text: str) -> bool:
+    """Whether a line of text begins as an object of JSON Lines does, whole or broken."""
+    return _OBJECT.match(text) is not None
 
 
 _Parts = tuple[tuple[Message, ...], tuple[str, ...]]
@@ -96,6 +106,22 @@ def _text_part(part: Any, place: str) -> str:
     raise UnknownShape(place, f"expected content parts of type text, found {found!r}.")
 
 
+def _unread(line: Mapping[str, Any], place: str) -> str | None:
+    """A remark on the keys that data sets have beside a prompt; what is meant as a setting is refused."""
+    unread = [
+        key for key, value in line.items() if value not in _NOTHING and key not in {*_FORMS, *_SETTINGS}
+    ]
+    for key in unread:
+        if key in _OF_THE_RUN:
+            raise UnknownKey(
+                place, f"expected no {key!r}, which is set for the whole run: {_OF_THE_RUN[key]}."
+            )
+        meant = _MEANT.get(key) or next(iter(get_close_matches(key, _SETTINGS, n=1, cutoff=0.82)), None)
+        if meant is not None:
+            raise UnknownKey(place, f"expected no {key!r}, which is not a setting. Did you mean {meant!r}?")
+    return f"keys that are not read: {', '.join(map(repr, unread))}" if unread else None
+
+
 def _settings(line: Mapping[str, Any], place: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, (meaning, check) in _SETTINGS.items():
@@ -144,6 +170,21 @@ def _is_temperature(value: Any) -> bool:
     return (_is_integer(value) or isinstance(value, float)) and is_temperature(value)
 
 
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+# a word in quotes or not, and a colon
+_OBJECT = re.compile(r"""\s*\{\s*(["']?)\w[\w -]*\1\s*:""")
+_MEANT = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+}
+_OF_THE_RUN = {
+    "top_k": "use --top-k",
+    "top_p": "use --top-p",
+    "policy": "use --policy",
+    "drafter": "use --drafter",
+    "system": "use --system, or a system message in 'messages'",
+}
 _SETTINGS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "id": ("a string or an integer", _is_name),
     "seed": ("an integer from 0 to 2^64 - 1", _is_seed),

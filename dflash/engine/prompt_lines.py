@@ -13,6 +13,7 @@ from dflash.engine.prompt_errors import (
     DamagedCompression,
     DecompressorMissing,
     LineTooLong,
+    NotText,
     NotUtf8,
     PromptError,
 )
@@ -22,7 +23,18 @@ _CHUNK = 1 << 16
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LARGEST_WINDOW = 1 << 31
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_KINDS = {
+    codecs.BOM_UTF16_LE: "UTF-16 text",
+    codecs.BOM_UTF16_BE: "UTF-16 text",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"PK\x03\x04": "a ZIP archive",
+    b"%PDF": "a PDF document",
+    b"SQLite format 3": "an SQLite database",
+    b"GGUF": "a GGUF model",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ": "an xz archive",
+}
 
 
 class Line(NamedTuple):
@@ -41,9 +53,10 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[Line]:
 
     Raises:
         DamagedCompression: The compressed stream is cut short or corrupt.
+        NotText: It begins as files of another kind do, or with bytes that no text has.
         LineTooLong: A line has over 64 MiB.
     """
-    for number, raw in enumerate(_split(_decompressed(stream, name), name), 1):
+    for number, raw in enumerate(_split(_texts(_decompressed(stream, name), name), name), 1):
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
         place = f"{name}:{number}"
@@ -52,13 +65,41 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[Line]:
             yield Line(place, text)
 
 
+def _texts(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The chunks, if they begin as text does."""
+    start = b""
+    # no more than the first line: the next may be typed in an hour
+    while b"\n" not in start and len(start) < _CHUNK and (chunk := next(chunks, None)) is not None:
+        start += chunk
+    if kind := _other_kind(start):
+        raise NotText(
+            name,
+            f"expected prompts as lines of UTF-8 text or JSON Lines, plain, .gz or .zst, found {kind}; "
+            "write them to such a file.",
+        )
+    yield start
+    yield from chunks
+
+
+def _other_kind(start: bytes) -> str | None:
+    """What a file is that begins so, if it is no text; text may hold a zero, or the name of a kind."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        if b"\0" not in start:
+            return None
+    else:
+        if b"\0" not in start or not start.startswith(tuple(_KINDS)):
+            return None
+    return next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), "binary data")
+
+
 def _decode(raw: bytes, place: str) -> str | NotUtf8:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        hint = " It looks like UTF-16." if raw.startswith(_UTF16) else ""
         found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
-        return NotUtf8(place, f"expected UTF-8, found {found}.{hint}")
+        return NotUtf8(place, f"expected UTF-8, found {found}.")
 
 
 def _split(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -15,7 +15,7 @@ from dflash.engine.prompt_errors import (
     PromptFileUnreadable,
     SeveralBadPrompts,
 )
-from dflash.engine.prompt_json import line_prompt
+from dflash.engine.prompt_json import line_prompt, looks_structured
 from dflash.engine.prompt_lines import read_lines
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "read_prompt_stream",
     "text_prompt",
     "with_ids",
+    "with_remarks",
 ]
 
 
@@ -77,12 +78,27 @@ def with_ids(entries: Iterable[Prompt | PromptError]) -> Iterator[Prompt | Promp
         yield replace(entry, id=chosen)
 
 
-def check_prompts(entries: Iterable[Prompt | PromptError], *, skip_bad: bool = False) -> CheckedPrompts:
+def with_remarks(
+    entries: Iterable[Prompt | PromptError], tell: Callable[[str], None]
+) -> Iterator[Prompt | PromptError]:
+    """Tell every remark once, at the first prompt that has it."""
+    told: set[str] = set()
+    for entry in entries:
+        if isinstance(entry, Prompt) and entry.remark is not None and entry.remark not in told:
+            told.add(entry.remark)
+            tell(f"{entry.place}: {entry.remark}")
+        yield entry
+
+
+def check_prompts(
+    entries: Iterable[Prompt | PromptError], *, skip_bad: bool = False, name: str = "prompts"
+) -> CheckedPrompts:
     """Read everything, so that nothing is decoded if anything is wrong.
 
     Args:
         entries: Prompts and errors, as the readers yield them.
         skip_bad: Leave bad prompts out instead of refusing the run.
+        name: What errors call the source of the prompts.
 
     Raises:
         PromptError: One prompt is bad.
@@ -99,7 +115,8 @@ def check_prompts(entries: Iterable[Prompt | PromptError], *, skip_bad: bool = F
     if refused and not skip_bad:
         raise refused[0] if len(refused) == 1 else SeveralBadPrompts(refused)
     if not prompts:
-        raise NoPrompts("prompts", "expected at least one prompt, found none.")
+        found = f"only {len(refused)} that cannot be used" if refused else "none"
+        raise NoPrompts(name, f"expected at least one prompt, found {found}.")
     return CheckedPrompts(tuple(prompts), tuple(refused))
 
 
@@ -124,9 +141,15 @@ def _parsed(stream: BinaryIO, name: str) -> Iterator[Prompt | PromptError]:
         if structured is None:
             structured = _is_json_lines(name, text)
         try:
-            yield line_prompt(text, place) if structured else text_prompt(text, place)
+            yield line_prompt(text, place) if structured else _plain(text, place)
         except PromptError as error:
             yield error
+
+
+def _plain(text: str, place: str) -> Prompt:
+    remark = "sent as plain text, though it looks like JSON Lines; those are read from a file named .jsonl"
+    prompt = text_prompt(text, place)
+    return replace(prompt, remark=remark) if looks_structured(text) else prompt
 
 
 def _is_json_lines(name: str, first: str) -> bool:

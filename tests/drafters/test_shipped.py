@@ -8,10 +8,11 @@ import pytest
 
 from dflash.cli.main import run
 from dflash.drafters import shipped
-from dflash.drafters.build import Part, default_length, parse_drafter
+from dflash.drafters.build import Part, default_length, parse_drafter, shown_name
 from dflash.drafters.checkpoint.files import open_checkpoint
 from dflash.drafters.checkpoint.fit import tensor_mismatches
 from dflash.drafters.checkpoint.layouts import recognise
+from dflash.draftfile.reader import open_draft_file
 
 MOST = 25 * 2**20
 
@@ -26,6 +27,18 @@ def test_the_name_stands_for_the_folder():
     assert parse_drafter("default") == [own]
     assert parse_drafter("default+suffix") == [own, Part("suffix")]
     assert default_length([own]) == 7
+
+
+def test_what_a_header_calls_it_can_be_typed():
+    (part,) = parse_drafter("default")
+    assert shown_name(part) == "default"
+
+
+def test_a_folder_of_the_same_name_is_another_drafter(in_folder):
+    (in_folder / "default").mkdir()
+    (part,) = parse_drafter("dspark:default")
+    assert part.place == "default"
+    assert shown_name(part) == "dspark:default"
 
 
 def test_it_fits_the_default_target_alone(tmp_path):
@@ -59,4 +72,5 @@ def test_it_speculates_on_the_default_target(default_target, in_folder, capsys):
     words = ["record", *prompts, "--max-new-tokens", "48", "--branches", "1", "--json", "-o", "run.parquet"]
     assert run(words) == 0
     assert json.loads(capsys.readouterr().out)["tau"] > 1.5
+    assert open_draft_file("run.parquet").header.drafters[0]["name"] == "default"
     assert run(["replay", "run.parquet", "--check", "-q"]) == 0

@@ -229,12 +229,6 @@ def test_several_wrong_lines_are_told_at_once(tmp_path: Path) -> None:
     assert "and 2 more" in str(raised.value)
 
 
-def test_utf16_is_recognised() -> None:
-    (first, *_) = read("hello\n".encode("utf-16"))
-    assert isinstance(first, errors.NotUtf8)
-    assert "UTF-16" in str(first)
-
-
 @pytest.mark.parametrize("name", ["missing.txt", "."])
 def test_a_file_that_cannot_be_opened(name: str, tmp_path: Path) -> None:
     with pytest.raises(errors.PromptFileUnreadable):
