@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dflash.cli.options import FiniteFloat, json_option
+from dflash.cli.options import FiniteFloat, json_option, target_option
 from dflash.cli.output import emit, talk
 
 PROMPTS = (
@@ -20,7 +20,7 @@ PROMPTS = (
 
 
 @click.command()
-@click.option("--target", default="default", show_default=True, help="Model to decode with.")
+@target_option
 @click.option("--drafter", default="ngram", show_default=True, help="ngram, self or none.")
 @click.option(
     "--temperature",

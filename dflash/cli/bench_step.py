@@ -8,13 +8,13 @@ import click
 
 from dflash.cli.bench_record import PROMPTS
 from dflash.cli.cost_text import profile_text, render_cost
-from dflash.cli.options import json_option, output_option
+from dflash.cli.options import json_option, output_option, overwrite_option, target_option
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.outputs import check_outputs
 
 
 @click.command()
-@click.option("--target", default="default", show_default=True, help="Model to decode with.")
+@target_option
 @click.option("--drafter", default="ngram", show_default=True, help="What drafts, as in `dflash record`.")
 @click.option(
     "--length", type=click.IntRange(1), default=5, show_default=True, help="Longest draft to measure."
@@ -29,7 +29,7 @@ from dflash.cli.outputs import check_outputs
     help="Answer of each run, in tokens.",
 )
 @output_option("the step-time profile for --cost, as JSON,")
-@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+@overwrite_option
 @json_option
 def step(
     target: str,

@@ -15,7 +15,7 @@ from dflash.cli.diff_html import html_of
 from dflash.cli.diff_markdown import markdown_of
 from dflash.cli.diff_page import Page, page_of
 from dflash.cli.diff_text import render
-from dflash.cli.options import json_option, output_option
+from dflash.cli.options import json_option, output_option, overwrite_option
 from dflash.cli.output import Level, bar, data_console, jsonable, level, talk
 from dflash.cli.token_text import find_tokens
 from dflash.diff.pairing import On
@@ -79,7 +79,7 @@ WIDTH = 160
 @click.option("--md", "as_markdown", is_flag=True, help="Print Markdown, as for a pull request.")
 @click.option("--html", "as_html", is_flag=True, help="Print one self-contained HTML page.")
 @output_option("the report, as JSON, Markdown or HTML if the name or a flag says so,")
-@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+@overwrite_option
 def diff(
     a: Path,
     b: Path,

@@ -32,6 +32,34 @@ def output_option(what: str) -> Callable[[Command], Command]:
     )
 
 
+target_option = click.option(
+    "--target", default="default", show_default=True, help="Catalogue name, hub id, folder or GGUF file."
+)
+
+device_option = click.option(
+    "--device", default=None, help="Torch device.  [default: cuda if there is one, else cpu]"
+)
+
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Of the target.  [default: float32 on a CPU, else bfloat16]",
+)
+
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
+
+
+def quantisation_option(flag: str, of: str) -> Callable[[Command], Command]:
+    """A choice of weight-only quantisation; `of` says what is quantised."""
+    return click.option(
+        flag,
+        type=click.Choice(["none", "int8", "int4", "fp8"]),
+        default="none",
+        show_default=True,
+        help=f"Weight-only quantisation of {of}; int4 and fp8 need CUDA.",
+    )
+
+
 class FiniteFloat(click.ParamType[float]):
     """A float that is a number: `nan` and `inf` are refused, as is anything outside the bounds.
 

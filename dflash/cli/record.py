@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from dflash.cli.options import FiniteFloat, json_option
+from dflash.cli.options import (
+    FiniteFloat,
+    device_option,
+    dtype_option,
+    json_option,
+    overwrite_option,
+    quantisation_option,
+    target_option,
+)
 
 _LIMIT = 2**31 - 1
 
@@ -23,28 +31,14 @@ _LIMIT = 2**31 - 1
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draft file to write.  [default: dflash-<UTC time>.parquet]",
 )
-@click.option(
-    "--target", default="default", show_default=True, help="Catalogue name, hub id, folder or GGUF file."
-)
-@click.option(
-    "--target-quant",
-    type=click.Choice(["none", "int8", "int4", "fp8"]),
-    default="none",
-    show_default=True,
-    help="Weight-only quantisation of the target.",
-)
+@target_option
+@quantisation_option("--target-quant", "the target")
 @click.option(
     "--drafter",
     help="default (comes with this package), ngram, suffix, self, model:PLACE, dflash:PLACE, dspark:PLACE, "
     "file:RUN.parquet or none; a union as default+suffix.  [default: default where it fits, else ngram]",
 )
-@click.option(
-    "--draft-quant",
-    type=click.Choice(["none", "int8", "int4", "fp8"]),
-    default="none",
-    show_default=True,
-    help="Weight-only quantisation of drafters that are models; int4 and fp8 need CUDA; self is always int8.",
-)
+@quantisation_option("--draft-quant", "drafters that are models (self is always int8)")
 @click.option(
     "--proposal",
     type=click.Choice(["deterministic", "shared", "independent"]),
@@ -149,12 +143,8 @@ _LIMIT = 2**31 - 1
     show_default=True,
     help="Top logits kept a slot.",
 )
-@click.option("--device", default=None, help="Torch device.  [default: cuda if there is one, else cpu]")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="[default: float32 on a CPU, else bfloat16]",
-)
+@device_option
+@dtype_option
 @click.option("--no-text", is_flag=True, help="Keep no prompt text in the file.")
 @click.option(
     "--cost",
@@ -171,7 +161,7 @@ _LIMIT = 2**31 - 1
     help="Longest time that a power cut may cost.",
 )
 @click.option("--resume", is_flag=True, help="Keep what a broken recording had finished, run the rest.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing output, or the journal of one.")
+@overwrite_option
 @json_option
 def record(prompts: tuple[str, ...], prompt_file: str | None, as_json: bool, **options: Any) -> int:
     """Decode prompts speculatively and keep the scratch paper.

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dflash.cli.options import json_option, output_option
+from dflash.cli.options import json_option, output_option, overwrite_option
 from dflash.cli.outcome import Exit
 from dflash.cli.output import emit
 from dflash.draftfile.recover import Recovered
@@ -17,7 +17,7 @@ from dflash.draftfile.recover import recover as recover_journal
 @click.command()
 @click.argument("journal", type=click.Path(path_type=Path), metavar="JOURNAL")
 @output_option("the draft file")
-@click.option("--overwrite", is_flag=True, help="Replace an existing output.")
+@overwrite_option
 @json_option
 def recover(journal: Path, output: Path | None, overwrite: bool, as_json: bool) -> int:
     """Make a draft file of the journal that a broken recording left.

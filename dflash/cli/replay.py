@@ -8,7 +8,15 @@ from pathlib import Path
 
 import click
 
-from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option, read_pairs
+from dflash.cli.options import (
+    FiniteFloat,
+    files_argument,
+    json_option,
+    output_option,
+    overwrite_option,
+    quantisation_option,
+    read_pairs,
+)
 from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.replay_alone import asked_alone
@@ -79,13 +87,7 @@ from dflash.replay.verdicts import VerdictWriter
     metavar="MODEL",
     help="Let another target score the stored drafts, and write them with its p to a new file, -o.",
 )
-@click.option(
-    "--target-quant",
-    type=click.Choice(["none", "int8", "int4", "fp8"]),
-    default="none",
-    show_default=True,
-    help="Weight-only quantisation of the target that rescores.",
-)
+@quantisation_option("--target-quant", "the target")
 @click.option(
     "--jobs",
     type=click.IntRange(1, 1024),
@@ -94,7 +96,7 @@ from dflash.replay.verdicts import VerdictWriter
     help="Processes that share the files of a run.",
 )
 @output_option("what each policy decided in every round, as Parquet (law-exact walks decide none),")
-@click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
+@overwrite_option
 @json_option
 def replay(
     files: Sequence[Path],

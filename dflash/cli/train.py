@@ -7,7 +7,14 @@ from typing import Any
 
 import click
 
-from dflash.cli.options import FiniteFloat, json_option
+from dflash.cli.options import (
+    FiniteFloat,
+    device_option,
+    dtype_option,
+    json_option,
+    overwrite_option,
+    target_option,
+)
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 _MANY = click.IntRange(1, 2**31 - 1)
@@ -15,9 +22,7 @@ _MANY = click.IntRange(1, 2**31 - 1)
 
 @click.command()
 @click.option("--family", type=click.Choice(["dflash", "dspark"]), required=True, help="Kind of drafter.")
-@click.option(
-    "--target", default="default", show_default=True, help="Catalogue name, hub id, folder or GGUF file."
-)
+@target_option
 @click.option("--online", is_flag=True, help="Learn from texts that the target writes while it is trained.")
 @click.option(
     "--draft-files",
@@ -101,14 +106,10 @@ _MANY = click.IntRange(1, 2**31 - 1)
 @click.option("--measure-every", type=_MANY, default=500, show_default=True, help="Steps between two taus.")
 @click.option("--save-every", type=_MANY, default=2000, show_default=True, help="Steps between checkpoints.")
 @click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Of everything.")
-@click.option("--device", default=None, help="Torch device.  [default: cuda if there is one, else cpu]")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Of the target.  [default: float32 on a CPU, else bfloat16]",
-)
+@device_option
+@dtype_option
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint in the output folder.")
-@click.option("--overwrite", is_flag=True, help="Train anew, over what the output folder holds.")
+@overwrite_option
 @json_option
 def train(as_json: bool, **options: Any) -> int:
     """Train a block drafter for a target.

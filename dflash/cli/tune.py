@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dflash.cli.cost_text import profile_text
-from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option
+from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option, overwrite_option
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.outputs import check_outputs
 from dflash.cli.tune_text import render
@@ -68,7 +68,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @output_option("the best policy as TOML, for `record --policy PATH`,")
 @click.option("--surface", type=_PATH, metavar="PNG", help="Draw the speed-up over (branches, length).")
 @click.option("--save-cost", type=_PATH, metavar="JSON", help="Write the fitted step-time profile.")
-@click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
+@overwrite_option
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Policies to print.")
 @json_option
 def tune(

@@ -45,6 +45,23 @@ def test_commands_and_options_have_help(name: str, command: click.Command) -> No
     assert {"--quiet", "--verbose"} <= flags
 
 
+@pytest.mark.parametrize(
+    "flag", ["--target", "--target-quant", "--device", "--dtype", "--overwrite", "--json", "--quiet"]
+)
+def test_an_option_of_several_commands_is_one_option(flag: str) -> None:
+    """Same values, same default, same words."""
+    found = [
+        parameter
+        for _, command in COMMANDS
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and flag in parameter.opts
+    ]
+    assert len(found) > 1
+    assert (
+        len({(each.help, each.default, str(each.type.to_info_dict()), each.is_flag) for each in found}) == 1
+    )
+
+
 @pytest.mark.parametrize("name", sorted(main.COMMANDS))
 def test_the_readme_documents_the_command(name: str) -> None:
     assert f"`dflash {name}" in (ROOT / "README.md").read_text(encoding="utf-8")
