@@ -102,7 +102,7 @@ def output_like(out: Tensor | None, name: str, x: Tensor, columns: int) -> Tenso
 
 
 def normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-    """RMSNorm of rows as the references compute it (Zhang and Sennrich 2019); the rows where none is asked."""
+    """RMSNorm of rows (Zhang and Sennrich 2019) in the references; the rows where none is asked."""
     wide = x.to(work_dtype(x))
     if norm is None:
         return wide

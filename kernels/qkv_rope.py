@@ -16,7 +16,7 @@ from dflash.kernels.product_scratch import ProductScratch, fitting_product_scrat
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines of every position, float32 `[positions, head / 2]` each; a head's halves are paired."""
+    """Cosines and sines of all positions, float32 `[positions, head / 2]`; a head's halves are paired."""
 
     cos: Tensor
     sin: Tensor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dflash.errors import DflashError
 
 
@@ -35,6 +37,16 @@ class UnsupportedArchitecture(TargetError):
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"The model {name!r} is not supported: {reason.rstrip('.')}.")
+
+
+class NativeUnsupported(TargetError):
+    """The native step cannot compute this model; lists every reason."""
+
+    def __init__(self, name: str, reasons: Sequence[str]) -> None:
+        super().__init__(
+            f"The model {name!r} does not run on the native kernels: {'; '.join(reasons)}. "
+            "The generic implementation runs it."
+        )
 
 
 class UnsupportedQuantisation(TargetError):

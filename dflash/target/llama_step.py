@@ -1,0 +1,150 @@
+"""The native step of Llama- and Qwen3-type targets: rows of drafted trees scored by fused kernels.
+
+At most six launches a layer: Q/K/V, attention in one or two, O, gate/up, down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dflash.kernels.attention_scratch import Scratch
+from dflash.kernels.qkv_rope import Rotary
+from dflash.kernels.row_product import row_product
+from dflash.kernels.tree_attention import attention_scratch, tree_attention
+from dflash.target.layer_weights import LayerWeights, Sizes, layer_weights, rotary_table
+from dflash.target.native_layers import KeyValue, Rows, Way, Workspace, final_norm, run_layers
+from dflash.target.native_support import check_native
+from dflash.target.step_inputs import StepInputs
+
+
+class StepOutput(NamedTuple):
+    """What a step leaves; the next step of the same space overwrites it."""
+
+    logits: Tensor
+    """`[rows, vocabulary]`."""
+    taps: Tensor | None
+    """`[rows, taps x hidden]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpace:
+    """Buffers of steps of `lanes` lanes of `width` rows, which see `tail` rows after their trunks."""
+
+    inputs: StepInputs
+    tail: int
+    hidden: Tensor
+    work: Workspace
+    taps: Tensor | None
+    logits: Tensor
+    attention: Scratch | None
+
+
+class LlamaStep:
+    """A transformers model on the native kernels.
+
+    Its weights are packed once; the model's modules keep views of them, so that it computes as before.
+
+    Attributes:
+        taps: transformers' `hidden_states` indices that a step keeps.
+    """
+
+    def __init__(self, name: str, model: Any, taps: Sequence[int] = (), way: Way | None = None) -> None:
+        """Pack the weights.
+
+        Raises:
+            NativeUnsupported: lists everything that does not fit.
+        """
+        check_native(name, model)
+        text = model.config.get_text_config()
+        body = model.model
+        eps = float(text.rms_norm_eps)
+        self.way = way or Way()
+        self.taps = tuple(taps)
+        self.layers = [layer_weights(layer, eps) for layer in body.layers]
+        self.sizes = _sizes(text, self.layers[0], eps)
+        self.embedding: Tensor = model.get_input_embeddings().weight.data
+        self.norm: Tensor = body.norm.weight.data
+        self.head: Tensor = model.get_output_embeddings().weight.data
+        self._rotary_module = body.rotary_emb
+        self.rotary = Rotary(*torch.empty(2, 0, self.sizes.head // 2))
+
+    def reserve(self, positions: int) -> None:
+        """Hold rotary positions below this; replaces the table that captured graphs read."""
+        if len(self.rotary.cos) < positions:
+            self.rotary = rotary_table(self._rotary_module, positions, self.embedding.device)
+
+    def space(self, lanes: int, width: int, tail: int, cache: Sequence[KeyValue]) -> StepSpace:
+        """Allocate the buffers of steps of one size.
+
+        Args:
+            lanes, width: rows of all lanes, padding included, are computed.
+            tail: rows after the trunks that words may speak of, at most 64.
+            cache: one a layer, for all lanes.
+        """
+        rows, like = lanes * width, self.embedding
+        inputs = StepInputs.make(lanes, width, like.device)
+        work = Workspace.make(self.sizes, self.layers[0], rows, self.way)
+        attention = None
+        if self.way.impl == "triton":
+            queries = self._by_lane(work.queries, lanes)
+            given = (queries, *cache[0], inputs.lengths, inputs.words, tail)
+            attention = attention_scratch(*given, mode=self.way.mode)
+        taps = like.new_empty(rows, len(self.taps) * self.sizes.hidden) if self.taps else None
+        wide = -(-len(self.head) // 16) * 16
+        logits = like.new_empty(rows, wide)[:, : len(self.head)]
+        return StepSpace(inputs, tail, like.new_empty(rows, self.sizes.hidden), work, taps, logits, attention)
+
+    @torch.inference_mode()
+    def run(self, space: StepSpace, cache: Sequence[KeyValue]) -> StepOutput:
+        """Score the rows that the space's inputs hold, and write their K/V into the cache.
+
+        Nothing here waits for the device: a CUDA graph can hold it.
+        """
+        inputs, hidden = space.inputs, space.hidden
+        kept = self._kept(space)
+        hidden.copy_(torch.nn.functional.embedding(inputs.tokens, self.embedding))
+        if 0 in kept:
+            kept[0].copy_(hidden)
+        rows = Rows(hidden, inputs.positions, inputs.places, self.rotary)
+        last = run_layers(
+            self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way, kept
+        )
+        end = len(self.layers)
+        if end in kept:
+            kept[end].copy_(final_norm(last, self.norm, self.sizes.eps))
+        logits = row_product(
+            last, self.head, norm=self.norm, eps=self.sizes.eps, out=space.logits, **self.way._asdict()
+        )
+        return StepOutput(logits, space.taps)
+
+    def _kept(self, space: StepSpace) -> dict[int, Tensor]:
+        if space.taps is None:
+            return {}
+        columns = space.taps.split(self.sizes.hidden, dim=1)
+        return dict(zip(self.taps, columns, strict=True))
+
+    def _attend(self, space: StepSpace) -> Any:
+        inputs, lanes = space.inputs, len(space.inputs.lengths)
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Tensor:
+            tree_attention(
+                self._by_lane(queries, lanes), keys, values, inputs.lengths, inputs.words, space.tail,
+                out=self._by_lane(out, lanes), scratch=space.attention, **self.way._asdict(),
+            )  # fmt: skip
+            return out
+
+        return attend
+
+    def _by_lane(self, rows: Tensor, lanes: int) -> Tensor:
+        return rows.view(lanes, -1, self.sizes.heads, self.sizes.head)
+
+
+def _sizes(text: Any, layer: LayerWeights, eps: float) -> Sizes:
+    heads = int(text.num_attention_heads)
+    head = layer.out.shape[1] // heads
+    return Sizes(layer.out.shape[0], layer.down.shape[1], heads, int(text.num_key_value_heads), head, eps)

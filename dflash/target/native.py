@@ -1,0 +1,108 @@
+"""NativeTrunk: a target whose trees are scored by the native step, over the same cache as transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash.kernels.ancestors import MAX_NODES
+from dflash.target.llama_step import LlamaStep, StepOutput
+from dflash.target.model import Rows, TrunkModel
+from dflash.target.native_layers import KeyValue, Way
+from dflash.target.scratch import LaneRows, Scratch
+from dflash.target.step_graphs import StepGraphs
+from dflash.target.step_inputs import LaneRow, StepInputs
+
+WIDTHS = (1, 4, 8, 16, 24, 32, 48, MAX_NODES)
+
+
+class NativeTrunk(TrunkModel):
+    """`TrunkModel` on the native kernels.
+
+    Trees of up to 64 rows a lane, the anchor's included, that hang on the trunk's end take the native step.
+    Longer prompts, larger trees, and the dense pass's rows in the middle of a trunk go through transformers,
+    on the same cache. Rows are padded to a few widths; in `replay-exact` to one, so that a row's bits do not
+    depend on the batch.
+
+    Attributes:
+        native: forwards that the native step computed, of `work.forwards`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        lanes: int = 1,
+        capacity: int = 1024,
+        taps: Sequence[int] = (),
+        way: Way | None = None,
+    ) -> None:
+        super().__init__(model, lanes, capacity, taps)
+        self.native = 0
+        self.step = LlamaStep(name, model, taps, way=way)
+        self.graphs = StepGraphs(self.step)
+
+    @torch.inference_mode()
+    def _call(
+        self,
+        batch: Sequence[LaneRows],
+        firsts: Sequence[int],
+        lanes: Tensor,
+        width: int,
+        extent: int,
+        last_only: bool,
+    ) -> list[Rows]:
+        if not all(self._fits(item.lane) for item in batch):
+            return super()._call(batch, firsts, lanes, width, extent, last_only)
+        self.native += 1
+        tail = max(len(self.scratch[item.lane].ancestors) for item in batch)
+        padded, seen = self._padded(width), self._padded(tail)
+        longest = max(scratch.length for scratch in self.scratch)
+        if longest + seen > self.cache.capacity:
+            self.cache.reserve(max(longest + seen, 2 * self.cache.capacity))
+        output = self.graphs.run(
+            self._cache(), padded, seen, lambda inputs: self._fill(inputs, batch, firsts)
+        )
+        return [self._lane_rows(output, item, padded, last_only) for item in batch]
+
+    def _padded(self, rows: int) -> int:
+        if self.step.way.mode == "replay-exact":
+            return WIDTHS[-1]
+        return next(width for width in WIDTHS if width >= rows)
+
+    def _fits(self, lane: int) -> bool:
+        scratch = self.scratch[lane]
+        here = all(base == scratch.length for base in scratch.bases)
+        return here and len(scratch.ancestors) <= MAX_NODES
+
+    def _fill(self, inputs: StepInputs, batch: Sequence[LaneRows], firsts: Sequence[int]) -> None:
+        for item, first in zip(batch, firsts, strict=True):
+            scratch = self.scratch[item.lane]
+            rows = [_row(scratch, first + index, token) for index, token in enumerate(item.tokens)]
+            inputs.set_lane(item.lane, scratch.length, rows)
+
+    def _lane_rows(self, output: StepOutput, item: LaneRows, width: int, last_only: bool) -> Rows:
+        start, count = item.lane * width, len(item.tokens)
+        logits = output.logits[start : start + count]
+        taps = None if output.taps is None else output.taps[start : start + count].clone()
+        return Rows(logits[-1:].clone() if last_only else logits.clone(), taps)
+
+    def _cache(self) -> list[KeyValue]:
+        """Keys and values of all layers, made before the first forward where need be."""
+        sizes, like = self.step.sizes, self.step.embedding
+        shape = (self.cache.lanes, sizes.kv_heads, self.cache.capacity, sizes.head)
+        for layer in range(len(self.step.layers)):
+            for store in (self.cache.keys, self.cache.values):
+                if layer not in store:
+                    store[layer] = like.new_zeros(shape)
+        layers = range(len(self.step.layers))
+        return [KeyValue(self.cache.keys[layer], self.cache.values[layer]) for layer in layers]
+
+
+def _row(scratch: Scratch, node: int, token: int) -> LaneRow:
+    above = scratch.ancestors[node]
+    word = sum(1 << ancestor for ancestor in above)
+    return LaneRow(token, scratch.length + len(above) - 1, scratch.length + node, word)

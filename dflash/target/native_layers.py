@@ -1,0 +1,138 @@
+"""Layers on the native kernels: six launches at most for a layer, buffers that a CUDA graph can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dflash.kernels.attention_checks import Impl
+from dflash.kernels.attention_plan import Mode
+from dflash.kernels.gate_up import gate_up, gate_up_plan
+from dflash.kernels.product_scratch import ProductScratch, product_scratch
+from dflash.kernels.qkv_rope import Rotary, qkv_plan, qkv_rope
+from dflash.kernels.row_product import row_plan, row_product
+from dflash.target.layer_weights import LayerWeights, Sizes
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Way(NamedTuple):
+    """How kernels are run."""
+
+    mode: Mode = "fast"
+    impl: Impl = "triton"
+    pdl: bool = True
+
+
+class KeyValue(NamedTuple):
+    """The cache of one layer, each `[lanes, KV heads, capacity, head]`."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Rows(NamedTuple):
+    """What a forward computes: `hidden` `[rows, hidden]` is read and overwritten."""
+
+    hidden: Tensor
+    positions: Tensor
+    """int32 `[rows]`."""
+    places: Tensor
+    """int32 `[rows, 2]`: lane and cache row; a negative lane stores nothing."""
+    rotary: Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Buffers of a forward of a fixed number of rows; one stream at a time may use them."""
+
+    queries: Tensor
+    attended: Tensor
+    inner: Tensor
+    scratch: ProductScratch | None
+
+    @classmethod
+    def make(cls, sizes: Sizes, layer: LayerWeights, rows: int, way: Way) -> Workspace:
+        """Allocate for layers like this one."""
+        like = layer.norm
+        width = sizes.heads * sizes.head
+        return cls(
+            like.new_empty(rows, width),
+            like.new_empty(rows, width),
+            like.new_empty(rows, sizes.inner),
+            _scratch(sizes, layer, rows, way) if way.impl == "triton" else None,
+        )
+
+
+def _scratch(sizes: Sizes, layer: LayerWeights, rows: int, way: Way) -> ProductScratch:
+    whole = layer.head_norms is not None
+    heads = sizes.heads + 2 * sizes.kv_heads
+    plans = [
+        qkv_plan(rows, heads, sizes.head, sizes.hidden, way.mode, whole_heads=whole),
+        row_plan(rows, sizes.hidden, sizes.heads * sizes.head, way.mode),
+        gate_up_plan(rows, sizes.inner, sizes.hidden, way.mode),
+        row_plan(rows, sizes.hidden, sizes.inner, way.mode),
+    ]
+    return product_scratch(plans, layer.norm.device)
+
+
+def run_layers(
+    layers: Sequence[LayerWeights],
+    sizes: Sizes,
+    rows: Rows,
+    cache: Sequence[KeyValue],
+    attend: Attend,
+    space: Workspace,
+    way: Way,
+    kept: dict[int, Tensor] | None = None,
+) -> Tensor:
+    """Run rows through all layers.
+
+    Args:
+        attend: given the layer's index, queries `[rows, heads x head]`, keys, values and where to write,
+            `[rows, heads x head]`.
+        kept: by index i, where the input of layer i is to stay, `[rows, hidden]`; of layers after the first.
+            What comes after the last layer is not kept.
+
+    Returns:
+        Hidden rows after the last layer, before the final norm.
+    """
+    x = rows.hidden
+    goals = {index: goal for index, goal in (kept or {}).items() if index < len(layers)}
+    for index, (layer, store) in enumerate(zip(layers, cache, strict=True)):
+        out = goals.get(index + 1, rows.hidden)
+        run_layer(layer, sizes, rows, store, lambda *a, i=index: attend(i, *a), space, way, x, out)
+        x = out
+    return x
+
+
+def run_layer(
+    layer: LayerWeights,
+    sizes: Sizes,
+    rows: Rows,
+    store: KeyValue,
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    space: Workspace,
+    way: Way,
+    x: Tensor,
+    out: Tensor,
+) -> None:
+    """One layer from `x` `[rows, hidden]` to `out`, which may be the same."""
+    shared = {"eps": sizes.eps, "scratch": space.scratch, **way._asdict()}
+    qkv_rope(
+        x, layer.qkv, layer.norm, rows.rotary, rows.positions, rows.places, *store,
+        bias=layer.qkv_bias, head_norms=layer.head_norms, out=space.queries, **shared,
+    )  # fmt: skip
+    seen = attend(space.queries, *store, space.attended)
+    row_product(seen, layer.out, residual=x, bias=layer.out_bias, out=out, **shared)
+    gate_up(out, layer.gate_up, layer.mlp_norm, out=space.inner, **shared)
+    row_product(space.inner, layer.down, residual=out, out=out, **shared)
+
+
+def final_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of hidden rows."""
+    return torch.nn.functional.rms_norm(hidden, weight.shape, weight, eps)
