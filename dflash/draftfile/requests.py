@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +32,24 @@ def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place(
         return set()
     ids = whole(table["request_id"])
     starts = request_starts(table)
-    known: set[str] = set()
-    for name, row in zip(ids.take(pa.array(starts)).to_pylist(), starts, strict=True):
-        if name in seen or name in known:
-            raise RequestSplit("all rows of a request together", f"more rows of {name!r}", *place, int(row))
-        known.add(name)
+    names = ids.take(pa.array(starts)).to_pylist()
+    known = set(names)
+    if len(known) < len(names) or not known.isdisjoint(seen):
+        at = _again(names, set(seen))
+        found = f"more rows of {names[at]!r}"
+        raise RequestSplit("all rows of a request together", found, *place, int(starts[at]))
     if {"kind", "round"} <= set(table.column_names):
         _check_order(table["kind"].to_numpy(), table["round"].to_numpy(), starts, place)
     return known
+
+
+def _again(names: Sequence[str], seen: set[str]) -> int:
+    """The first name that was there before."""
+    for place, name in enumerate(names):
+        if name in seen:
+            return place
+        seen.add(name)
+    raise ValueError("every name is new")
 
 
 def request_starts(table: pa.Table) -> Ints:

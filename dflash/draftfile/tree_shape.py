@@ -21,8 +21,10 @@ def chains(offsets: Ints, parent: Ints, anchor: int = -1) -> bool:
     counts = np.diff(offsets)
     filled = counts[counts > 0]
     if len(filled) and (filled == filled[0]).all():
-        chain = np.arange(anchor, anchor + filled[0]).astype(parent.dtype)
-        return np.array_equal(parent, np.tile(chain, len(filled)))
+        width = int(filled[0])
+        chain = np.arange(anchor, anchor + width).astype(parent.dtype)
+        # the first is a chain, and each row is as the one before it
+        return np.array_equal(parent[:width], chain) and np.array_equal(parent[width:], parent[:-width])
     starts = offsets[:-1][offsets[1:] > offsets[:-1]]
     breaks = parent[1:] - parent[:-1] != 1
     breaks[starts[1:] - 1] = False

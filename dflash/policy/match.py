@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash.policy.context import Proposal, RuleContext
-from dflash.policy.decision import Decision, longest
+from dflash.policy.decision import Decision, end_after, longest
 from dflash.policy.noise import I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.rule import Exactness, Lossless, Rule
@@ -38,4 +38,6 @@ class Match(Rule):
 
 def equal_to(rounds: Rounds, slot_token: I64) -> Decision:
     """Accept the longest path of drafts equal to `slot_token` at their parent's slot, and emit it."""
+    if rounds.trees.chains:
+        return end_after(rounds, rounds.leading_equal(slot_token), slot_token)
     return longest(rounds, rounds.equal(slot_token), slot_token)

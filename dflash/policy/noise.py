@@ -9,6 +9,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from string import hexdigits
 
 import numpy as np
 import numpy.typing as npt
@@ -58,9 +59,22 @@ def rng_key_hex(key: tuple[int, int]) -> str:
 
 def parse_rng_key(text: str) -> tuple[int, int]:
     """Read a key back from `rng_key_hex`; ValueError if it is not 16 hexadecimal digits."""
-    if len(text) != 16:
+    if len(text) != 16 or not set(text) <= set(hexdigits):
         raise ValueError(f"expected 16 hexadecimal digits, found {text!r}")
     return int(text[:8], 16), int(text[8:], 16)
+
+
+def parse_rng_keys(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Do as `parse_rng_key` does for many keys at once."""
+    try:
+        raw = bytes.fromhex("".join(texts))
+    except ValueError:
+        raw = b""
+    if len(raw) != 8 * len(texts) or any(len(text) != 16 for text in texts):
+        # some key is odd, which one by one says
+        return [parse_rng_key(text) for text in texts]
+    words = np.frombuffer(raw, dtype=">u4").reshape(-1, 2)
+    return list(zip(words[:, 0].tolist(), words[:, 1].tolist(), strict=True))
 
 
 def path_hash(ranks: Sequence[int]) -> int:

@@ -13,7 +13,9 @@ import numpy as np
 from dflash.draftfile.view import whole
 from dflash.policy import topology
 from dflash.policy.errors import MissingColumns, NullColumn
+from dflash.policy.flat import flat_values, list_counts
 from dflash.policy.noise import F64, I64, U32, Purpose, chain_coins, coins
+from dflash.policy.runs import Runs
 from dflash.policy.topology import Bool
 from dflash.policy.trees import ALL, Array, Index, Trees
 
@@ -164,11 +166,12 @@ class Rounds:
             found = whole(table.column(name))
             if name in CERTAIN and (found.null_count or found.flatten().null_count):
                 raise NullColumn(name, "it is null in some of these rounds")
-            return _flat(found, per.get(column_per(name)))
+            return flat_values(found, per.get(column_per(name)))
 
         names = sorted(wanted - {"node_parent", "anchor_position"})
         anchors = whole(table.column("anchor_position")).to_numpy(zero_copy_only=False)
-        return cls.build(counts, _flat(lists, counts), anchors.astype(np.int64), keys, Columns(names, make))
+        flat = flat_values(lists, counts)
+        return cls.build(counts, flat, anchors.astype(np.int64), keys, Columns(names, make))
 
     def __len__(self) -> int:
         return len(self.trees)
@@ -193,6 +196,10 @@ class Rounds:
 
     @cached_property
     def _equal(self) -> dict[int, tuple[Array, Bool]]:
+        return {}
+
+    @cached_property
+    def _leading(self) -> dict[int, tuple[Array, I64]]:
         return {}
 
     def present(self, column: str) -> Array:
@@ -278,6 +285,24 @@ class Rounds:
             self._equal[id(slot_token)] = (slot_token, same)
         return self._equal[id(slot_token)][1]
 
+    def leading_equal(self, slot_token: Array) -> I64:
+        """Return how many nodes of each chain, up to the first that is not, are their parent's `slot_token`.
+
+        Args:
+            slot_token: `[N + R]`.
+
+        Returns:
+            `[R]`.
+        """
+        if id(slot_token) not in self._leading:
+            token = self["node_token"]
+            if self.trees.width and token.min(initial=0) >= 0:
+                found = self.trees.leading_equal(token, slot_token)
+            else:
+                found = self.trees.leading(self.equal(slot_token))
+            self._leading[id(slot_token)] = (slot_token, found)
+        return self._leading[id(slot_token)][1]
+
     def coins(self, purpose: Purpose) -> F64:
         """Return the coin of every node for a purpose, from the request's key; a cut keeps them; `[N]`."""
         if purpose not in self._coins:
@@ -308,14 +333,16 @@ class Rounds:
             counts: `[r]` how many nodes each kept round has.
         """
         index = _Index(self, self.trees.keep(rows, nodes, counts), rows, nodes)
-        values = Columns(self.values, lambda name: self.values[name][index.of(column_per(name))])
+        values = Columns(self.values, lambda name: index.take(name, self.values[name]))
         keys = self.key.take(rows, axis=0)
         return Rounds(index.kept, self.anchor_position[rows], keys, values, source=(self, nodes))
 
     def take(self, rows: I64) -> Rounds:
         """Keep whole rounds, in the order given."""
         counts = self.trees.counts[rows]
-        ordered = len(rows) < 2 or bool((np.diff(rows) > 0).all())
+        ordered = bool((rows[1:] > rows[:-1]).all())
+        if ordered and len(rows) == len(self):
+            return self
         if ordered and counts.sum() == len(self.node_parent):
             return self.select(rows, ALL, counts)
         return self.select(rows, topology.ragged_index(self.node_offsets, rows), counts)
@@ -326,30 +353,34 @@ class _Index:
 
     def __init__(self, rounds: Rounds, kept: Trees, rows: I64, nodes: Index) -> None:
         self.rounds, self.kept = rounds, kept
-        self._of: dict[Per, Index] = {Per.ROUND: rows, Per.NODE: nodes}
+        self._rows, self._nodes = rows, nodes
+        self._of: dict[Per, Index | Runs] = {Per.ROUND: rows, Per.NODE: nodes}
 
-    def of(self, per: Per) -> Index:
-        """Return the places of what a column of this kind holds."""
+    def take(self, name: str, values: Array) -> Array:
+        """Return what a column holds of the kept rounds."""
+        return self._pick(column_per(name), values)
+
+    def _pick(self, per: Per, values: Array) -> Array:
+        index = self._index(per)
+        return index.of(values) if isinstance(index, Runs) else values[index]
+
+    def _index(self, per: Per) -> Index | Runs:
         if per not in self._of:
             self._of[per] = self._slots() if per is Per.SLOT else self._expanded()
         return self._of[per]
 
-    def _slots(self) -> Index:
-        rows, nodes = self._of[Per.ROUND], self._of[Per.NODE]
+    def _slots(self) -> Index | Runs:
+        rows, nodes = self._rows, self._nodes
         if nodes is ALL:
-            left = np.ones(len(self.rounds), dtype=bool)
-            left[rows] = False
             # rounds that are left out have no nodes
-            found = np.ones(len(self.rounds.node_parent) + len(self.rounds), dtype=bool)
-            found[self.rounds.root_slot[left]] = False
-            return found
+            return Runs.among(self.rounds.trees.slot_offsets, rows)
         slots = np.empty(len(self.kept.node_parent) + len(self.kept), dtype=np.int64)
         slots[self.kept.root_slot] = self.rounds.root_slot[rows]
         slots[self.kept.node_slot] = self.rounds.node_slot[nodes]
         return slots
 
     def _expanded(self) -> Index:
-        expanded = self.rounds.expanded_row[self.of(Per.SLOT)]
+        expanded = self._pick(Per.SLOT, self.rounds.expanded_row)
         return expanded[expanded >= 0]
 
 
@@ -368,31 +399,3 @@ def _as_stored(value: Any) -> Array:
     array = np.asarray(value)
     stored: Array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
     return stored
-
-
-def list_counts(lists: pa.ListArray) -> I64:
-    """Return how many values each list has, 0 for a null one."""
-    counts: I64 = np.diff(lists.offsets.to_numpy()).astype(np.int64)
-    if lists.null_count:
-        counts[lists.is_null().to_numpy(zero_copy_only=False)] = 0
-    return counts
-
-
-def _flat(lists: pa.Array, counts: I64 | None) -> Array:
-    """Concatenate the lists of a column; a null list becomes nulls, as many as its `counts` ask for."""
-    nested = hasattr(lists, "flatten") and hasattr(lists, "value_lengths")
-    flat = lists.flatten() if nested else lists
-    null: float = np.nan if str(flat.type) in ("float", "double", "halffloat") else -1
-    if flat.null_count:
-        flat = flat.fill_null(null)
-    array: Array = flat.to_numpy(zero_copy_only=False)
-    if not nested or counts is None or len(array) == counts.sum():
-        return array
-    valid = lists.is_valid().to_numpy(zero_copy_only=False)
-    # a top-k column has K values for each slot
-    each = len(array) // max(1, int(counts[valid].sum())) or 1
-    if len(array) == each * counts.sum():
-        return array
-    filled: Array = np.full(each * int(counts.sum()), null, dtype=array.dtype)
-    filled[np.repeat(valid, each * counts)] = array
-    return filled

@@ -21,6 +21,8 @@ from dflash.policy.topology import Bool
 Array = npt.NDArray[Any]
 Index = I64 | slice
 ALL = slice(None)
+# rounds whose comparisons stay in the processor's cache
+_CHUNK = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,11 @@ class Trees:
     def root_slot(self) -> I64:
         """Flat slot of each anchor; `[R]`."""
         return self.node_offsets[:-1] + np.arange(len(self))
+
+    @cached_property
+    def slot_offsets(self) -> I64:
+        """Where each round's slots begin; `[R + 1]`."""
+        return self.node_offsets + np.arange(len(self) + 1)
 
     @cached_property
     def node_slot(self) -> I64:
@@ -163,13 +170,7 @@ class Trees:
     def leading(self, ok: Bool) -> I64:
         """Return how many nodes of each chain are `ok` before the first that is not; `[R]`."""
         if self.width:
-            alive = np.ones(len(self), dtype=bool)
-            depth = np.zeros(len(self), dtype=np.int8 if self.width < 128 else np.int64)
-            # a copy, so that each step runs over neighbours in memory
-            for column in np.ascontiguousarray(ok.reshape(-1, self.width).T):
-                alive &= column
-                np.add(depth, alive.view(np.int8), out=depth)
-            return depth.astype(np.int64)
+            return _leading(ok.reshape(-1, self.width))
         failed = np.flatnonzero(~ok)
         owner = self.node_round[failed]
         first = np.ones(len(failed), dtype=bool)
@@ -177,6 +178,20 @@ class Trees:
         count = self.counts.copy()
         count[owner[first]] = failed[first] - self.node_offsets[owner[first]]
         return count
+
+    def leading_equal(self, node: Array, slot: Array) -> I64:
+        """Return how many nodes of each chain hold, before the first that does not, what the slot at their
+        parent holds; `[R]`.
+
+        Args:
+            node: `[N]` of chains that are all equally long; `slot` `[N + R]`.
+        """
+        found = np.empty(len(self), dtype=np.int64)
+        nodes, slots = node.reshape(-1, self.width), slot.reshape(-1, self.width + 1)
+        for begin in range(0, len(self), _CHUNK):
+            some = slice(begin, begin + _CHUNK)
+            found[some] = _leading(nodes[some] == slots[some, :-1])
+        return found
 
     def at_parent(self, value: Array) -> Array:
         """Return what `value`, `[N + R]`, holds at each node's parent slot; `[N]`."""
@@ -204,3 +219,15 @@ class Trees:
             above = self.parent_node[kept]
             parent = np.where(above >= 0, local[above], -1)
         return Trees(offsets, parent, (self, nodes))
+
+
+def _leading(ok: Bool) -> I64:
+    """Return how many values of each row are true before the first that is not; `[rows]`."""
+    rows, width = ok.shape
+    alive = np.ones(rows, dtype=bool)
+    depth = np.zeros(rows, dtype=np.int8 if width < 128 else np.int64)
+    # a copy, so that each step runs over neighbours in memory
+    for column in np.ascontiguousarray(ok.T):
+        alive &= column
+        np.add(depth, alive.view(np.int8), out=depth)
+    return depth.astype(np.int64)

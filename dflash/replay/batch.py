@@ -15,9 +15,10 @@ from dflash.draftfile.reader import DraftFile, ahead
 from dflash.draftfile.summary import Kind
 from dflash.draftfile.view import whole
 from dflash.policy.context import RuleContext, context_from_header
-from dflash.policy.noise import I64, parse_rng_key
+from dflash.policy.flat import list_counts
+from dflash.policy.noise import I64, parse_rng_keys
 from dflash.policy.registry import Policy
-from dflash.policy.rounds import Per, Rounds, column_per, list_counts
+from dflash.policy.rounds import Per, Rounds, column_per
 from dflash.policy.topology import Bool
 from dflash.replay.errors import RequestUnknown
 
@@ -142,16 +143,16 @@ def _requests(file: DraftFile, names: Sequence[str], texts: Sequence[str | None]
             raise RequestUnknown(name, "text")
     # one document is parsed several times as fast as one a request
     infos: list[dict[str, Any]] = json.loads(f"[{','.join(text for text in texts if text is not None)}]")
-    contexts: dict[float | None, RuleContext] = {}
-    found = []
     for name, info in zip(names, infos, strict=True):
         if "rng_key" not in info:
             raise RequestUnknown(name, "rng_key")
-        own = info.get("sampling", {}).get("temperature")
-        if own not in contexts:
-            contexts[own] = context_from_header(file.header.raw, None if own is None else float(own))
-        found.append(Request(name, parse_rng_key(info["rng_key"]), contexts[own], info))
-    return tuple(found)
+    keys = parse_rng_keys([info["rng_key"] for info in infos])
+    temperatures = [info["sampling"].get("temperature") if "sampling" in info else None for info in infos]
+    contexts = {
+        own: context_from_header(file.header.raw, None if own is None else float(own))
+        for own in dict.fromkeys(temperatures)
+    }
+    return tuple(map(Request, names, keys, map(contexts.__getitem__, temperatures), infos))
 
 
 def _distinct(contexts: Sequence[RuleContext]) -> list[RuleContext]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from dflash.draftfile.reader import DraftFile
 from dflash.replay.group import Counter, groups
+from dflash.replay.memory import keep_freed
 from dflash.replay.tally import Counts
 from dflash.replay.verdicts import VerdictWriter
 
@@ -86,6 +87,7 @@ def _joined(one: Any, other: Any) -> Any:
 
 
 def _count(file: DraftFile, counters: Sequence[Counter], progress: Progress) -> None:
+    keep_freed()
     for group in groups(file, counters):
         for counter in counters:
             counter.add(group)

@@ -132,10 +132,10 @@ class Tally(Counts):
 
 def _off_choice(rounds: Rounds, decision: Decision) -> Bool:
     """Return whether each round accepts a token other than the target's choice; `[R]`."""
-    chosen = rounds.equal(rounds["slot_choice"])
+    choice = rounds["slot_choice"]
     if rounds.trees.chains:
-        return np.asarray(decision.accepted_count > rounds.trees.leading(chosen))
-    nodes = decision.accepted_nodes
+        return np.asarray(decision.accepted_count > rounds.leading_equal(choice))
+    chosen, nodes = rounds.equal(choice), decision.accepted_nodes
     off = np.zeros(len(rounds), dtype=bool)
     off[rounds.node_round[nodes[~chosen[nodes]]]] = True
     return off

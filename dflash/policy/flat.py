@@ -1,0 +1,41 @@
+"""Lists of an Arrow column as flat arrays, nulls filled in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dflash.policy.noise import I64
+from dflash.policy.trees import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def list_counts(lists: pa.ListArray) -> I64:
+    """Return how many values each list has, 0 for a null one."""
+    counts: I64 = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    if lists.null_count:
+        counts[lists.is_null().to_numpy(zero_copy_only=False)] = 0
+    return counts
+
+
+def flat_values(lists: pa.Array, counts: I64 | None) -> Array:
+    """Concatenate the lists of a column; a null list becomes nulls, as many as its `counts` ask for."""
+    nested = hasattr(lists, "flatten") and hasattr(lists, "value_lengths")
+    flat = lists.flatten() if nested else lists
+    null: float = np.nan if str(flat.type) in ("float", "double", "halffloat") else -1
+    if flat.null_count:
+        flat = flat.fill_null(null)
+    array: Array = flat.to_numpy(zero_copy_only=False)
+    if not nested or counts is None or len(array) == counts.sum():
+        return array
+    valid = lists.is_valid().to_numpy(zero_copy_only=False)
+    # a top-k column has K values for each slot
+    each = len(array) // max(1, int(counts[valid].sum())) or 1
+    if len(array) == each * counts.sum():
+        return array
+    filled: Array = np.full(each * int(counts.sum()), null, dtype=array.dtype)
+    filled[np.repeat(valid, each * counts)] = array
+    return filled
