@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_model import write_tiny
+from tiny_fixtures import tiny, tiny_folder
 
 from dflash.draftfile.reader import open_draft_file
 from dflash.engine.chat import Defaults
@@ -13,18 +13,9 @@ from dflash.engine.prompts import text_prompt, with_ids
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy
-from dflash.target.load import load_target
 from dflash.target.sampling import Sampling
 
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory):
-    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def tiny(tiny_folder):
-    return load_target(str(tiny_folder))
+__all__ = ["tiny", "tiny_folder"]
 
 
 @pytest.fixture

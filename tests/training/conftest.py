@@ -1,24 +1,7 @@
-"""A tiny target, and texts that it wrote."""
+"""A tiny target to train for, and another model with its tokenizer."""
 
 from __future__ import annotations
 
-import pytest
-from tiny_model import write_tiny
+from tiny_fixtures import other_folder, tiny, tiny_folder
 
-from dflash.target.load import load_target
-
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory):
-    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def other_folder(tmp_path_factory):
-    """Other weights, the same tokenizer."""
-    return write_tiny(tmp_path_factory.mktemp("models") / "other", seed=11)
-
-
-@pytest.fixture(scope="session")
-def tiny(tiny_folder):
-    return load_target(str(tiny_folder))
+__all__ = ["other_folder", "tiny", "tiny_folder"]

@@ -8,14 +8,10 @@ import block_models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_fixtures import tiny, tiny_folder
 from tiny_model import write_tiny
 
-from dflash.target.load import load_target
-
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory):
-    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+__all__ = ["tiny", "tiny_folder"]
 
 
 @pytest.fixture(scope="session")
@@ -37,11 +33,6 @@ def fair_folder(tiny_folder, tmp_path_factory):
     }
     save_file(noisy, folder / "model.safetensors", {"format": "pt"})
     return folder
-
-
-@pytest.fixture(scope="session")
-def tiny(tiny_folder):
-    return load_target(str(tiny_folder))
 
 
 @pytest.fixture(scope="session")
