@@ -40,6 +40,10 @@ class Sizes(NamedTuple):
     head: int
     eps: float
 
+    def by_lane(self, rows: Tensor, lanes: int) -> Tensor:
+        """Queries `[rows, heads x head]` as `[lanes, width, heads, head]`."""
+        return rows.view(lanes, -1, self.heads, self.head)
+
 
 def pack(modules: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Lay the weights and biases of linear modules one behind the other; the modules keep views of them.

@@ -6,18 +6,16 @@ At most six launches a layer: Q/K/V, attention in one or two, O, gate/up, down.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dflash.kernels.attention_scratch import Scratch
 from dflash.kernels.qkv_rope import Rotary
 from dflash.kernels.row_product import row_product
-from dflash.kernels.tree_attention import attention_scratch, tree_attention
+from dflash.kernels.tree_attention import tree_attention
 from dflash.target.layer_weights import LayerWeights, Sizes, layer_weights, rotary_table
-from dflash.target.native_layers import KeyValue, Rows, Way, Workspace, final_norm, run_layers
+from dflash.target.native_layers import KeyValue, Rows, StepSpace, Way, Workspace, final_norm, run_layers
 from dflash.target.native_support import check_native
 from dflash.target.step_inputs import StepInputs
 
@@ -29,19 +27,6 @@ class StepOutput(NamedTuple):
     """`[rows, vocabulary]`."""
     taps: Tensor | None
     """`[rows, taps x hidden]`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepSpace:
-    """Buffers of steps of `lanes` lanes of `width` rows, which see `tail` rows after their trunks."""
-
-    inputs: StepInputs
-    tail: int
-    hidden: Tensor
-    work: Workspace
-    taps: Tensor | None
-    logits: Tensor
-    attention: Scratch | None
 
 
 class LlamaStep:
@@ -89,15 +74,12 @@ class LlamaStep:
         rows, like = lanes * width, self.embedding
         inputs = StepInputs.make(lanes, width, like.device)
         work = Workspace.make(self.sizes, self.layers[0], rows, self.way)
-        attention = None
-        if self.way.impl == "triton":
-            queries = self._by_lane(work.queries, lanes)
-            given = (queries, *cache[0], inputs.lengths, inputs.words, tail)
-            attention = attention_scratch(*given, mode=self.way.mode)
         taps = like.new_empty(rows, len(self.taps) * self.sizes.hidden) if self.taps else None
         wide = -(-len(self.head) // 16) * 16
         logits = like.new_empty(rows, wide)[:, : len(self.head)]
-        return StepSpace(inputs, tail, like.new_empty(rows, self.sizes.hidden), work, taps, logits, attention)
+        hidden = like.new_empty(rows, self.sizes.hidden)
+        attention = work.attention_scratch(self.sizes, cache[0], inputs, tail, self.way)
+        return StepSpace(inputs, tail, hidden, work, attention, taps, logits)
 
     @torch.inference_mode()
     def run(self, space: StepSpace, cache: Sequence[KeyValue]) -> StepOutput:
@@ -133,15 +115,12 @@ class LlamaStep:
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Tensor:
             tree_attention(
-                self._by_lane(queries, lanes), keys, values, inputs.lengths, inputs.words, space.tail,
-                out=self._by_lane(out, lanes), scratch=space.attention, **self.way._asdict(),
+                self.sizes.by_lane(queries, lanes), keys, values, inputs.lengths, inputs.words, space.tail,
+                out=self.sizes.by_lane(out, lanes), scratch=space.attention, **self.way._asdict(),
             )  # fmt: skip
             return out
 
         return attend
-
-    def _by_lane(self, rows: Tensor, lanes: int) -> Tensor:
-        return rows.view(lanes, -1, self.sizes.heads, self.sizes.head)
 
 
 def _sizes(text: Any, layer: LayerWeights, eps: float) -> Sizes:

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from dflash.kernels.attention_checks import Impl
 from dflash.kernels.attention_plan import Mode
+from dflash.kernels.attention_scratch import Scratch
 from dflash.kernels.gate_up import gate_up, gate_up_plan
 from dflash.kernels.product_scratch import ProductScratch, product_scratch
 from dflash.kernels.qkv_rope import Rotary, qkv_plan, qkv_rope
 from dflash.kernels.row_product import row_plan, row_product
+from dflash.kernels.tree_attention import attention_scratch
 from dflash.target.layer_weights import LayerWeights, Sizes
+from dflash.target.step_inputs import StepInputs
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -66,6 +69,28 @@ class Workspace:
             like.new_empty(rows, sizes.inner),
             _scratch(sizes, layer, rows, way) if way.impl == "triton" else None,
         )
+
+    def attention_scratch(
+        self, sizes: Sizes, cache: KeyValue, inputs: StepInputs, tail: int, way: Way
+    ) -> Scratch | None:
+        """Allocate what the attention kernels leave for their merge; nothing for the reference."""
+        if way.impl != "triton":
+            return None
+        queries = sizes.by_lane(self.queries, len(inputs.lengths))
+        return attention_scratch(queries, *cache, inputs.lengths, inputs.words, tail, mode=way.mode)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpace:
+    """Buffers of steps of a number of lanes of a width, which see `tail` rows after their trunks."""
+
+    inputs: StepInputs
+    tail: int
+    hidden: Tensor
+    work: Workspace
+    attention: Scratch | None
+    taps: Tensor | None = None
+    logits: Tensor | None = None
 
 
 def _scratch(sizes: Sizes, layer: LayerWeights, rows: int, way: Way) -> ProductScratch:

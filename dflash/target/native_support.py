@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,10 +50,11 @@ def _of_config(text: Any) -> Iterator[str]:
     for what in ("hidden_size", "intermediate_size"):
         if int(getattr(text, what)) % 16:
             yield f"its {what} {getattr(text, what)} is no multiple of 16"
-    yield from _of_rope(getattr(text, "rope_parameters", None) or {})
+    yield from rope_misfits(getattr(text, "rope_parameters", None) or {})
 
 
-def _of_rope(rope: dict[str, Any]) -> Iterator[str]:
+def rope_misfits(rope: Mapping[str, Any]) -> Iterator[str]:
+    """Why rotary positions are not those of a table over positions."""
     kind = rope.get("rope_type", "default")
     if kind not in ROPES:
         yield f"its rotary positions are {kind}, not one of {', '.join(ROPES)}"

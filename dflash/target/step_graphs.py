@@ -4,39 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from dflash.target.llama_step import LlamaStep, StepOutput, StepSpace
-from dflash.target.native_layers import KeyValue
+from dflash.target.native_layers import KeyValue, StepSpace
 from dflash.target.step_inputs import StepInputs
 
 Fill = Callable[[StepInputs], None]
+Output = TypeVar("Output")
+Made = TypeVar("Made", covariant=True)
+
+
+class Step(Protocol[Made]):
+    """A forward of a fixed size over caches of keys and values."""
+
+    def reserve(self, positions: int) -> None:
+        """Be ready for positions below this."""
+
+    def space(self, lanes: int, width: int, tail: int, cache: Sequence[KeyValue]) -> StepSpace:
+        """Allocate the buffers of one size."""
+
+    def run(self, space: StepSpace, cache: Sequence[KeyValue]) -> Made:
+        """Compute what the inputs ask for, without waiting for the device."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class _Captured(Generic[Output]):
     """A size's buffers, what fills them, and its graph."""
 
     space: StepSpace
     staged: StepInputs
     graph: torch.cuda.CUDAGraph | None = None
-    output: StepOutput | None = None
+    output: Output | None = None
     copied: torch.cuda.Event | None = None
 
 
-class StepGraphs:
+class StepGraphs(Generic[Output]):
     """Runs steps; one graph a (width, tail, capacity).
 
     A cache that moved to other memory makes all graphs anew.
     """
 
-    def __init__(self, step: LlamaStep) -> None:
+    def __init__(self, step: Step[Output]) -> None:
         self.step = step
-        self._held: dict[tuple[int, int], _Captured] = {}
+        self._held: dict[tuple[int, int], _Captured[Output]] = {}
         self._memory: tuple[int, ...] = ()
 
-    def run(self, cache: Sequence[KeyValue], width: int, tail: int, fill: Fill) -> StepOutput:
+    def run(self, cache: Sequence[KeyValue], width: int, tail: int, fill: Fill) -> Output:
         """Score rows.
 
         Args:
@@ -68,7 +83,7 @@ class StepGraphs:
         held.graph.replay()
         return held.output
 
-    def _make(self, cache: Sequence[KeyValue], lanes: int, width: int, tail: int) -> _Captured:
+    def _make(self, cache: Sequence[KeyValue], lanes: int, width: int, tail: int) -> _Captured[Output]:
         space = self.step.space(lanes, width, tail, cache)
         on_device = space.hidden.is_cuda
         staged = StepInputs.make(lanes, width, pinned=on_device)
@@ -78,7 +93,7 @@ class StepGraphs:
         return _Captured(space, staged, graph, output, torch.cuda.Event())
 
 
-def capture(call: Callable[[], StepOutput]) -> tuple[torch.cuda.CUDAGraph, StepOutput]:
+def capture(call: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
     """Run a call once, which compiles its kernels, then capture it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

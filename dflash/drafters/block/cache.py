@@ -50,6 +50,14 @@ class ContextCache:
             KeyValue(store.keys[index, :, :length], store.values[index, :, :length]) for store in self._stores
         ]
 
+    def whole(self, rows: int) -> list[KeyValue]:
+        """All lanes' stores, one a layer, with room for `rows` rows; empty before the first `append`.
+
+        Rows behind a lane's context are scratch: the next `append` writes over them.
+        """
+        self._reserve(rows, self._stores)
+        return self._stores
+
     @property
     def nbytes(self) -> int:
         """Bytes held, all layers and lanes."""

@@ -12,6 +12,7 @@ from dflash.drafters.base import SCORED_CUTS, Anchor, Drafter, DraftShape, Propo
 from dflash.drafters.block.cache import ContextCache
 from dflash.drafters.block.masks import block_masks
 from dflash.drafters.block.model import BlockDrafter, SlotScores
+from dflash.drafters.block.native import BlockStep, Place
 from dflash.drafters.drawing import Drawing, Growth
 from dflash.policy.context import DraftSampling
 from dflash.target.model import Work
@@ -28,6 +29,7 @@ class BlockFamily(Drafter):
 
     Attributes:
         work: forwards, and rows of blocks computed.
+        native: the native step, which takes blocks at the ends of the lanes' contexts; None for none.
         projected: rows of context computed, one a committed token.
     """
 
@@ -52,6 +54,7 @@ class BlockFamily(Drafter):
         self.work = Work()
         self.projected = 0
         self._identity = dict(identity)
+        self.native: BlockStep | None = None
         self._drafted: tuple[Key, Tensor] | None = None
 
     def open(self, lane: int) -> None:
@@ -121,6 +124,8 @@ class BlockFamily(Drafter):
 
     def _forward(self, anchors: Sequence[Anchor]) -> Tensor:
         """One forward over the blocks of all anchors, several of which may share a lane."""
+        if self.native is not None and self._at_ends(anchors):
+            return self._native(anchors, self.native)
         lanes = list(dict.fromkeys(anchor.lane for anchor in anchors))
         places: dict[int, list[int]] = {lane: [] for lane in lanes}
         for place, anchor in enumerate(anchors):
@@ -144,6 +149,21 @@ class BlockFamily(Drafter):
         order = [(lanes.index(a.lane), places[a.lane].index(place)) for place, a in enumerate(anchors)]
         rows, columns = zip(*order, strict=True)
         return hidden[list(rows), list(columns)]
+
+    def _at_ends(self, anchors: Sequence[Anchor]) -> bool:
+        """Whether each anchor stands at the end of a context of its own, behind which its block may lie."""
+        lanes = {anchor.lane for anchor in anchors}
+        lengths = self.cache.lengths
+        return len(lanes) == len(anchors) and all(0 < a.position == lengths[a.lane] for a in anchors)
+
+    def _native(self, anchors: Sequence[Anchor], step: BlockStep) -> Tensor:
+        """The same forward on the native kernels."""
+        longest = max(self.cache.lengths) + self.config.block_size
+        places = [Place(a.lane, a.trunk[a.position], a.position) for a in anchors]
+        hidden = step.blocks(places, self.cache.whole(longest)).hidden
+        self.work.forwards += 1
+        self.work.rows += len(anchors) * self.config.block_size
+        return hidden[[anchor.lane for anchor in anchors], self.config.first_slot :]
 
     @torch.inference_mode()
     def trunk_log_q(self, anchors: Sequence[Anchor], counts: Sequence[int]) -> list[list[float]] | None:

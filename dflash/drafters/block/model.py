@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
@@ -179,9 +180,19 @@ class BlockDrafter(nn.Module):
         """Target ids of the draft vocabulary; `d2t` holds their offsets."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
+    def embedded_rows(self, tokens: Tensor) -> Tensor:
+        """Embeddings `[B, block, hidden]` of blocks `[B, block]`: anchors' tokens followed by mask tokens."""
+        rows = functional.embedding(tokens, self._table()).to(self.fc.weight.dtype)
+        if self.mask_embedding is not None:
+            rows[:, 1:] = self.mask_embedding
+        return rows * self.config.embedding_scale if self.config.embedding_scale != 1.0 else rows
+
+    def _table(self) -> Tensor:
+        return self._loan().embedding if self.embed_tokens is None else self.embed_tokens.weight
+
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Embeddings `[B, A, block, hidden]` of the anchors' tokens, each followed by mask tokens."""
-        table = self._loan().embedding if self.embed_tokens is None else self.embed_tokens.weight
+        table = self._table()
         first = table[tokens][..., None, :]
         mask = table[self.config.mask_token] if self.mask_embedding is None else self.mask_embedding
         rest = mask.to(first.dtype).expand(*tokens.shape, self.config.block_size - 1, -1)

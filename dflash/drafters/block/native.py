@@ -1,0 +1,161 @@
+"""The native step of a block drafter: the blocks at the ends of all lanes' contexts, on fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dflash.drafters.block.config import BlockConfig
+from dflash.drafters.block.model import BlockDrafter
+from dflash.kernels.attention_checks import HEAD_SIZES, MAX_GROUP
+from dflash.kernels.block_attention import block_attention
+from dflash.kernels.qkv_rope import Rotary
+from dflash.kernels.tree_attention import tree_attention
+from dflash.target.errors import NativeUnsupported
+from dflash.target.layer_weights import Sizes, layer_weights, rotary_table
+from dflash.target.native_layers import KeyValue, Rows, StepSpace, Way, Workspace, final_norm, run_layers
+from dflash.target.native_support import rope_misfits
+from dflash.target.step_graphs import StepGraphs
+from dflash.target.step_inputs import LaneRow, StepInputs
+
+
+class BlockOutput(NamedTuple):
+    """What a step leaves; the next one overwrites it."""
+
+    hidden: Tensor
+    """`[lanes, block, hidden]` after the final norm."""
+    logits: Tensor | None
+    """`[lanes, block, draft vocabulary]`, where the head is part of the step."""
+
+
+class Place(NamedTuple):
+    """Where a block hangs: an anchor at the end of a lane's context."""
+
+    lane: int
+    token: int
+    position: int
+
+
+def check_native_block(name: str, model: BlockDrafter) -> None:
+    """Refuse a drafter that the native step cannot compute.
+
+    Raises:
+        NativeUnsupported: lists every reason.
+    """
+    reasons = [*_misfits(model.config), *_module_misfits(model)]
+    if reasons:
+        raise NativeUnsupported(name, reasons)
+
+
+def _misfits(config: BlockConfig) -> Iterator[str]:
+    if config.convolution is not None:
+        yield "its sublayers have convolutions (DFlash 2)"
+    if any(mask.window is not None for mask in config.layers):
+        yield "it has layers with a window"
+    if config.head_dim not in HEAD_SIZES:
+        yield f"its heads have {config.head_dim} numbers, not one of {', '.join(map(str, HEAD_SIZES))}"
+    if config.heads // config.kv_heads > MAX_GROUP:
+        yield f"a KV head serves {config.heads // config.kv_heads} heads, more than {MAX_GROUP}"
+    for what in ("hidden_size", "intermediate_size"):
+        if getattr(config, what) % 16:
+            yield f"its {what} {getattr(config, what)} is no multiple of 16"
+    yield from rope_misfits(config.rope)
+
+
+def _module_misfits(model: BlockDrafter) -> Iterator[str]:
+    if len({parameter.dtype for parameter in model.layers.parameters()}) > 1:
+        yield "its layers have several dtypes"
+    linear = [module for module in model.layers.modules() if isinstance(module, nn.Linear)]
+    if any(type(module.weight.data) is not Tensor for module in linear):
+        yield "its weights are quantised"
+
+
+class BlockStep:
+    """A `BlockDrafter` on the native kernels; its modules keep views of the packed weights.
+
+    Attributes:
+        head: whether the output head is part of the step.
+    """
+
+    def __init__(self, name: str, model: BlockDrafter, *, head: bool = False, way: Way | None = None) -> None:
+        """Pack the weights.
+
+        Raises:
+            NativeUnsupported: lists everything that does not fit.
+        """
+        check_native_block(name, model)
+        self.model = model
+        self.config = config = model.config
+        self.head = head
+        self.way = way or Way()
+        self.layers = [layer_weights(layer, config.norm_eps) for layer in model.layers]
+        self.sizes = Sizes(
+            config.hidden_size, config.intermediate_size, config.heads, config.kv_heads, config.head_dim,
+            config.norm_eps,
+        )  # fmt: skip
+        self.rotary = Rotary(*torch.empty(2, 0, config.head_dim // 2))
+        self.graphs = StepGraphs(self)
+
+    def blocks(self, places: Sequence[Place], cache: Sequence[KeyValue]) -> BlockOutput:
+        """Compute one block a lane.
+
+        Args:
+            places: anchors, each where its lane's context ends.
+            cache: one a layer, for all lanes, with room for a block behind each context. The rows there
+                are written.
+        """
+        width = self.config.block_size
+        return self.graphs.run(cache, width, width, lambda inputs: self._fill(inputs, places))
+
+    def reserve(self, positions: int) -> None:
+        """Hold rotary positions below this; replaces the table that captured graphs read."""
+        if len(self.rotary.cos) < positions:
+            device = self.layers[0].norm.device
+            self.rotary = rotary_table(self.model.rotary, positions, device)
+
+    def space(self, lanes: int, width: int, tail: int, cache: Sequence[KeyValue]) -> StepSpace:
+        """Allocate the buffers of blocks of `lanes` lanes."""
+        like = self.layers[0].norm
+        inputs = StepInputs.make(lanes, width, like.device)
+        work = Workspace.make(self.sizes, self.layers[0], lanes * width, self.way)
+        hidden = like.new_empty(lanes * width, self.sizes.hidden)
+        attention = work.attention_scratch(self.sizes, cache[0], inputs, tail, self.way)
+        return StepSpace(inputs, tail, hidden, work, attention)
+
+    @torch.inference_mode()
+    def run(self, space: StepSpace, cache: Sequence[KeyValue]) -> BlockOutput:
+        """Compute the blocks that the space's inputs hold; nothing here waits for the device."""
+        inputs, lanes = space.inputs, len(space.inputs.lengths)
+        space.hidden.copy_(self.model.embedded_rows(inputs.tokens.view(lanes, -1)).flatten(0, 1))
+        rows = Rows(space.hidden, inputs.positions, inputs.places, self.rotary)
+        last = run_layers(self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way)
+        hidden = final_norm(last, self.model.norm.weight.data, self.sizes.eps).view(lanes, -1, last.shape[1])
+        return BlockOutput(hidden, self.model.logits(hidden) if self.head else None)
+
+    def _fill(self, inputs: StepInputs, places: Sequence[Place]) -> None:
+        learned = self.model.mask_embedding is not None
+        for lane, token, position in places:
+            # a learned mask takes the place of any token's embedding, and its id may be in no table
+            tokens = [token] + [token if learned else self.config.mask_token] * (self.config.block_size - 1)
+            rows = [
+                LaneRow(each, position + row, position + row, (2 << row) - 1)
+                for row, each in enumerate(tokens)
+            ]
+            inputs.set_lane(lane, position, rows)
+
+    def _attend(self, space: StepSpace) -> Any:
+        inputs, lanes, sizes = space.inputs, len(space.inputs.lengths), self.sizes
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Tensor:
+            given = sizes.by_lane(queries, lanes), keys, values, inputs.lengths
+            shared = {"out": sizes.by_lane(out, lanes), "scratch": space.attention, **self.way._asdict()}
+            if self.config.layers[layer].causal:
+                tree_attention(*given, inputs.words, space.tail, **shared)
+            else:
+                block_attention(*given, **shared)
+            return out
+
+        return attend
