@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dflash.draftfile.columns import COLUMN, arrow_schema, is_user_column
@@ -12,6 +13,8 @@ from dflash.draftfile.digest import has_digest
 from dflash.draftfile.errors import SchemaRefused
 
 ZSTD_LEVEL = 3
+_DESCRIBED = 250
+_LONGEST_STATISTIC = 4096
 
 
 def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
@@ -48,6 +51,17 @@ def parquet_writer(file: BinaryIO, schema: pa.Schema, level: int = ZSTD_LEVEL) -
         write_page_checksum=True,
         write_page_index=True,
     )
+
+
+def footer_bytes(group: pa.Table) -> int:
+    """At least what the footer needs for this row group: offsets, statistics and checksum of each column."""
+    longest = [
+        pc.max(pc.binary_length(column)).as_py() or 0
+        for column in group.columns
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+    ]
+    # minimum and maximum are there twice, and left out if they are longer
+    return _DESCRIBED * group.num_columns + sum(4 * size for size in longest if size <= _LONGEST_STATISTIC)
 
 
 def leaf_path(field: pa.Field) -> str:

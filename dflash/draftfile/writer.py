@@ -18,10 +18,11 @@ from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.columns import FORMAT_VERSION, arrow_schema
 from dflash.draftfile.digest import TableDigest, content_digest
 from dflash.draftfile.errors import SchemaRefused
+from dflash.draftfile.footer import METADATA_LIMIT
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.journal import Journal
-from dflash.draftfile.layout import ZSTD_LEVEL, file_schema, parquet_writer
+from dflash.draftfile.layout import ZSTD_LEVEL, file_schema, footer_bytes, parquet_writer
 from dflash.draftfile.metadata import sealed, stamp
 from dflash.draftfile.publish import Publication, writing
 from dflash.draftfile.requests import check_requests
@@ -30,6 +31,8 @@ from dflash.draftfile.view import Limits, Place
 
 ROWS_PER_GROUP = 50_000
 BYTES_PER_GROUP = 64 << 20
+# what descriptions of row groups may take of a footer; the rest is the header's and the schema's
+GROUPS_LIMIT = METADATA_LIMIT // 2
 
 RunStatus = Literal["finished", "interrupted", "recovered"]
 
@@ -72,7 +75,9 @@ class DraftFileWriter:
         part: Number of this file in the run, from 0.
         parts: Number of files of the run if this is the last one, else None.
         overwrite: Replace an existing file.
-        row_group_rows, row_group_bytes: A row group closes at the first request boundary after either.
+        row_group_rows, row_group_bytes: A row group closes at the first request boundary after either. Both
+            double whenever half of the room that the footer has left is used, so that it never outgrows
+            what readers accept.
         compression_level: Of zstd.
 
     Raises:
@@ -104,7 +109,8 @@ class DraftFileWriter:
         self._digest, self._summary = TableDigest(), Summary()
         self._buffer: list[pa.Table] = []
         self._requests: set[str] = set()
-        self._rows = self._groups = 0
+        self._rows = self._groups = self._described = 0
+        self._grow_at = GROUPS_LIMIT // 2
         self._schema: pa.Schema | None = None
         self._parquet: pq.ParquetWriter | None = None
         self._publication = Publication(Path(path), overwrite=overwrite)
@@ -225,3 +231,7 @@ class DraftFileWriter:
         self._digest.update(group)
         self._rows += group.num_rows
         self._groups += 1
+        self._described += footer_bytes(group)
+        if self._described > self._grow_at:
+            self._group_limits = self._group_limits * 2
+            self._grow_at = (self._described + GROUPS_LIMIT) // 2
