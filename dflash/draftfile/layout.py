@@ -55,7 +55,7 @@ def parquet_writer(file: BinaryIO, schema: pa.Schema, level: int = ZSTD_LEVEL) -
 
 def footer_bytes(group: pa.Table) -> int:
     """At least what the footer needs for this row group: offsets, statistics and checksum of each column."""
-    longest = [
+    longest: list[int] = [
         pc.max(pc.binary_length(column)).as_py() or 0
         for column in group.columns
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type)
