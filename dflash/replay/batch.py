@@ -88,11 +88,14 @@ class Batch:
     def parts(self, rounds: Rounds) -> list[Part]:
         """Split the live rounds by context, which a request may change; `rounds` are those of `rounds()`."""
         contexts = _distinct([request.context for request in self.requests])
-        kind = np.array([contexts.index(request.context) for request in self.requests], dtype=np.int64)
+        if len(contexts) < 2:
+            kind = np.zeros(len(self.owner), dtype=np.int64)
+        else:
+            places = [contexts.index(request.context) for request in self.requests]
+            kind = np.array(places, dtype=np.int64)[self.owner]
         parts = []
         for index, context in enumerate(contexts):
-            own = self.live if len(contexts) == 1 else self.live & (kind[self.owner] == index)
-            rows = np.flatnonzero(own)
+            rows = np.flatnonzero(self.live & (kind == index))
             if len(rows):
                 parts.append(Part(rows, self.owner[rows], rounds.take(rows), context))
         return parts
@@ -157,5 +160,5 @@ def _requests(file: DraftFile, names: Sequence[str], texts: Sequence[str | None]
 
 def _distinct(contexts: Sequence[RuleContext]) -> list[RuleContext]:
     """The contexts that differ; most requests of a row group share one object."""
-    objects = {id(context): context for context in contexts}
+    objects = dict(zip(map(id, contexts), contexts, strict=True))
     return list(dict.fromkeys(objects.values()))
