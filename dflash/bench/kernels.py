@@ -51,8 +51,8 @@ class RedCheck(DflashError):
 class NoDevice(DflashError):
     """There is no GPU to measure on."""
 
-    def __init__(self) -> None:
-        super().__init__("dflash bench kernels: expected a CUDA device, found none.")
+    def __init__(self, command: str = "dflash bench kernels") -> None:
+        super().__init__(f"{command}: expected a CUDA device, found none.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from dflash.cli.bench_record import PROMPTS
 from dflash.cli.cost_text import profile_text, render_cost
 from dflash.cli.options import json_option, output_option, overwrite_option, target_option
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.outputs import check_outputs
+
+SHAPES = ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b")
 
 
 @click.command()
@@ -28,6 +35,21 @@ from dflash.cli.outputs import check_outputs
     show_default=True,
     help="Answer of each run, in tokens.",
 )
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Instead, time one step of model shapes on this GPU: native, transformers, graphs, torch.compile.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    type=click.Choice(SHAPES),
+    help="With --compare, a model shape; the profile is the first one's.  [default: all]",
+)
+@click.option(
+    "--compiled/--no-compiled", default=True, help="With --compare, what torch.compile builds, too."
+)
 @output_option("the step-time profile for --cost, as JSON,")
 @overwrite_option
 @json_option
@@ -38,6 +60,9 @@ def step(
     branches: int,
     lanes: int,
     max_new_tokens: int,
+    compare: bool,
+    shapes: tuple[str, ...],
+    compiled: bool,
     output: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -48,6 +73,9 @@ def step(
     `record` read the profile with --cost.
     """
     check_outputs([output], (), overwrite)
+    if compare:
+        _compare(shapes or SHAPES, compiled, output, as_json)
+        return
     from dflash.bench.step import measure, settings_of
     from dflash.engine.chat import Defaults
     from dflash.engine.prompts import text_prompt
@@ -80,3 +108,27 @@ def step(
     if output is not None:
         output.write_text(profile_text(model), encoding="utf-8")
         talk(f"step times: {output}")
+
+
+def _compare(shapes: Sequence[str], compiled: bool, output: Path | None, as_json: bool) -> None:
+    from dflash.bench.step_compare import compare, document
+
+    found = document(compare(shapes, compiled=compiled, say=talk))
+    emit(found, as_json, lambda console: _render(found["rows"], console))
+    if output is not None:
+        output.write_text(json.dumps(found["profile"]["step_time"], indent=2) + "\n", encoding="utf-8")
+        talk(f"step times of {found['profile']['of']}: {output}")
+
+
+def _render(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("step", "by", "us", "floor us", "goal us", "of goal", "note"):
+        table.add_column(name, justify="left" if name in ("step", "by", "note") else "right")
+    for row in rows:
+        us, goal = row["median_us"], row["goal_us"]
+        times = ("-", "-") if us is None else (f"{us:.1f}", f"{us / goal:.2f}x")
+        note = row["failure"] or ""
+        table.add_row(
+            row["shape"], row["name"], times[0], f"{row['floor_us']:.1f}", f"{goal:.0f}", times[1], note
+        )
+    console.print(table)

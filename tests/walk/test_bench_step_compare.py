@@ -1,0 +1,97 @@
+"""The steps that `dflash bench step --compare` times compute the same, and what it reports can be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from dflash.bench import step_compare, step_ways
+from dflash.bench.step_compare import Comparison, StepRow, bytes_of, document
+from dflash.bench.step_shapes import MODELS, SHAPES, make_target
+from dflash.bench.step_ways import draft_case, verify_case
+from dflash.cli import bench_step
+from dflash.cli.main import run
+from dflash.policy.step_time import Grid, StepTime
+from dflash.replay.cost import load_cost
+from dflash.target.native_layers import Way
+
+SMALL = {"num_hidden_layers": 2, "vocab_size": 300, "intermediate_size": 128}
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return make_target("smollm2-135m", "cpu", torch.float32, **SMALL)
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the native steps run in PyTorch."""
+    monkeypatch.setattr(step_ways, "LlamaStep", _by_reference(step_ways.LlamaStep))
+    monkeypatch.setattr(step_ways, "BlockStep", _by_reference(step_ways.BlockStep))
+
+
+def _by_reference(kind: Any) -> Any:
+    return lambda *args, way=None, **given: kind(*args, way=Way(impl="reference"), **given)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@torch.inference_mode()
+def test_every_way_to_verify_leaves_the_same_logits(
+    target: Any, batch: int, reference: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    case = verify_case(target, 6, 40, batch)
+    expected = step_ways._eager(case).call()
+    assert expected.shape == (batch * 7, 300)
+    for way in step_ways.VERIFY_WAYS:
+        ready = way.build(case)
+        for _ in range(2):
+            ready.before()
+            torch.testing.assert_close(ready.call(), expected, atol=2e-5, rtol=2e-4)
+
+
+@torch.inference_mode()
+def test_every_way_to_draft_leaves_the_same_logits(
+    target: Any, reference: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    case = draft_case(target, 5, 40)
+    for way in step_ways.DRAFT_WAYS:
+        torch.testing.assert_close(way.build(case).call(), case.block(), atol=2e-5, rtol=2e-4)
+
+
+def test_a_floor_counts_each_weight_once(target: Any) -> None:
+    """The head is the embedding here, and is read once."""
+    weights = 300 * 576 + 576 + 2 * (960 * 576 + 576 * 576 + 3 * 128 * 576 + 2 * 576)
+    assert bytes_of([target, target.lm_head], []) == 4 * weights
+
+
+def test_what_is_reported_follows_its_schema_and_is_a_profile(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert MODELS == bench_step.SHAPES == tuple(dict.fromkeys(shape.model for shape in SHAPES))
+    row = StepRow("verify x", "dflash native", 700.0, 690.0, 720.0, 60.0, 700.0, 500.0, 1e-3)
+    times = StepTime(
+        Grid(((0.0, 1.0), (1.0,)), (0.0, 90.0)), Grid(((0.0,), (1.0,), (512.0, 4096.0)), (500.0, 600.0))
+    )
+    failed = replace(row, median_us=None, low_us=None, high_us=None, name="peer", failure="no such thing")
+    found = Comparison(4.5, [row, failed], "smollm2-135m", times)
+    monkeypatch.setattr(step_compare, "compare", lambda *shapes, **options: found)
+    monkeypatch.setattr(step_compare, "environment", lambda: {"device": "none"})
+    schema = json.loads((root / "schemas" / "bench_step_compare_v1.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(json.loads(json.dumps(document(found))))
+    profile = tmp_path / "profile.json"
+    assert run(["bench", "step", "--compare", "-o", str(profile), "-q"]) == 0
+    assert "no such thing" in capsys.readouterr().out
+    assert load_cost(profile).step_time.verify(0, 1, 512) == 500.0
+
+
+def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run(["bench", "step", "--compare", "-q"]) == 2
