@@ -7,12 +7,13 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 
-from dflash.bench.kernel_shapes import ACCEPT_SHAPES, Shape
+from dflash.bench.kernel_products import ProductShape
+from dflash.bench.kernel_shapes import Shape
 
 MOST_WORKERS = 12
 
 
-def _build(job: tuple[Shape, str]) -> None:
+def _build(job: tuple[Shape | ProductShape, str]) -> None:
     """Run one way to compute a shape once, so that its compiled code is on disk."""
     import torch
 
@@ -23,6 +24,9 @@ def _build(job: tuple[Shape, str]) -> None:
     from dflash.bench.kernels import our_calls
 
     shape, name = job
+    if isinstance(shape, ProductShape):
+        _build_product(shape, name)
+        return
     if shape.kernel == "accept":
         compiled_calls([make_trees(shape, 0)])[0]()
         return
@@ -38,17 +42,35 @@ def _build(job: tuple[Shape, str]) -> None:
     torch.cuda.empty_cache()
 
 
-def compile_ahead(shapes: Sequence[Shape], compiled: bool) -> None:
+def _build_product(shape: ProductShape, name: str) -> None:
+    import torch
+
+    from dflash.bench.kernel_products import make_products, make_shared, run_product, torch_product
+
+    inputs, shared = make_products(shape, 1)[0], make_shared(shape)
+    with torch.inference_mode():
+        if name == "torch.compile":
+            torch.compile(lambda given: torch_product(shape, given, shared), dynamic=False)(inputs)
+        else:
+            run_product(shape, inputs, shared, mode=name)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def compile_ahead(shapes: Sequence[Shape | ProductShape], compiled: bool) -> None:
     """Compile our kernels for the shapes, and the peers that compile anything.
 
     Args:
-        shapes: attention shapes.
+        shapes: of any kernels.
         compiled: whether the peers of torch.compile are wanted.
     """
     # not FlexAttention: among busy neighbours it would tune itself to a slow configuration, and keep it
-    names = ["fast", "replay-exact", "xformers tree_attention", *(["torch.compile"] if compiled else [])]
-    jobs = [(shape, name) for name in names for shape in shapes]
-    jobs += [(shape, "torch.compile") for shape in ACCEPT_SHAPES if compiled]
+    ours = ["fast", "replay-exact"]
+    built = ["torch.compile"] if compiled else []
+    jobs = [(shape, name) for shape in shapes for name in ([] if shape.kernel == "accept" else ours) + built]
+    jobs += [
+        (shape, "xformers tree_attention") for shape in shapes if shape.kernel in ("tree", "step", "block")
+    ]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for _ in pool.imap_unordered(_build, jobs):

@@ -12,7 +12,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from dflash.bench.kernel_inputs import (
 from dflash.bench.kernel_peers import ATTENTION_PEERS, Peer, output_of
 from dflash.bench.kernel_peers_compiled import COMPILED_PEERS
 from dflash.bench.kernel_prewarm import compile_ahead
+from dflash.bench.kernel_products import PRODUCT_SHAPES, ProductShape, measure_product
 from dflash.bench.kernel_shapes import ACCEPT_SHAPES, EXTRA, SHAPES, Shape
 from dflash.bench.kernel_table import as_text
 from dflash.bench.kernel_timing import Timing, rotations, time_graph
@@ -73,7 +74,12 @@ class Row:
 
 
 def _row(
-    shape: Shape, name: str, timing: Timing | None, mask: bool, error: float | None, failure: str | None
+    shape: Shape | ProductShape,
+    name: str,
+    timing: Timing | None,
+    mask: bool,
+    error: float | None,
+    failure: str | None,
 ) -> Row:
     times = timing or (None, None, None)
     return Row(shape.kernel, shape.name, name, *times, shape.bytes, shape.target_us, mask, error, failure)
@@ -166,6 +172,27 @@ def measure_accept(shape: Shape, compiled: bool) -> list[Row]:
     return rows
 
 
+def measure_products(shape: ProductShape, compiled: bool) -> list[Row]:
+    """Time a small product of a layer, and its peers.
+
+    Raises:
+        RedCheck: our output is wrong.
+    """
+    rows = []
+    for name, timing, same_numbers, error, failure in measure_product(shape, compiled):
+        if name.startswith("dflash") and not error <= MAX_RELATIVE_ERROR:
+            raise RedCheck(
+                f"{shape.name}: {name}: expected error <= {MAX_RELATIVE_ERROR}, found {error:.2e}."
+            )
+        rows.append(_row(shape, name, timing, same_numbers, error, failure))
+    return rows
+
+
+def chosen(shapes: Sequence[Any], only: Collection[str]) -> list[Any]:
+    """The shapes of some kernels, or all of them."""
+    return [shape for shape in shapes if not only or shape.kernel in only]
+
+
 def start_gate() -> subprocess.Popen[str] | None:
     """Start the GPU tests where the checkout has them."""
     tests = Path(__file__).parents[2] / "tests" / "kernels"
@@ -228,6 +255,7 @@ def measure(
     gate: bool = True,
     compiled: bool = True,
     seconds: float | None = None,
+    only: Collection[str] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> Results:
     """Check, then measure everything.
@@ -236,6 +264,7 @@ def measure(
         gate: run the GPU tests first; every measured output is compared with float64 either way.
         compiled: also measure peers that torch.compile builds, which takes minutes.
         seconds: leave out what has not begun by then; our own kernels always run.
+        only: names of kernels; all if empty.
         progress: told what is measured next.
 
     Raises:
@@ -245,17 +274,21 @@ def measure(
     if not torch.cuda.is_available():
         raise NoDevice
     begun = time.monotonic()
-    shapes = [*SHAPES, *EXTRA]
+    shapes = chosen([*SHAPES, *EXTRA], only)
+    products, trees = chosen(PRODUCT_SHAPES, only), chosen(ACCEPT_SHAPES, only)
     peers = [*ATTENTION_PEERS, *(COMPILED_PEERS if compiled else [])]
     progress("checking (pytest -m gpu) and compiling")
     tests = start_gate() if gate else None
-    compile_ahead(shapes, compiled and seconds is None)
+    compile_ahead([*shapes, *products, *trees], compiled and seconds is None)
     verdict = finish_gate(tests)
     progress(verdict)
     ceilings = measure_ceilings()
     rows: list[Row] = []
-    for shape in ACCEPT_SHAPES:
+    for shape in trees:
         rows += measure_accept(shape, compiled and seconds is None)
+    for product in products:
+        progress(f"{product.kernel} {product.name}")
+        rows += measure_products(product, compiled and seconds is None)
     ready = [prepare(shape) for shape in shapes]
     for one in ready:
         progress(f"{one.shape.kernel} {one.shape.name}")

@@ -21,11 +21,23 @@ from dflash.cli.output import emit, talk
     help="Run `pytest -m gpu` first; outputs are always compared with float64.",
 )
 @click.option("--seconds", type=click.IntRange(1), help="Leave out the peers not begun by then.", metavar="N")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(["tree", "step", "block", "accept", "qkv", "gate-up", "rows"]),
+    help="Measure these kernels only; repeatable.",
+)
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @output_option("the raw results")
 @json_option
 def kernels(
-    compiled: bool, gate: bool, seconds: int | None, markdown: bool, output: Path | None, as_json: bool
+    compiled: bool,
+    gate: bool,
+    seconds: int | None,
+    only: tuple[str, ...],
+    markdown: bool,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Time each kernel at each shape of its target table, beside whatever else could be installed.
 
@@ -34,7 +46,7 @@ def kernels(
     from dflash.bench.kernel_table import as_markdown, as_text
     from dflash.bench.kernels import document, measure
 
-    results = document(measure(gate=gate, compiled=compiled, seconds=seconds, progress=talk))
+    results = document(measure(gate=gate, compiled=compiled, seconds=seconds, only=only, progress=talk))
     if output is not None:
         output.write_text(json.dumps(results, indent=1) + "\n")
     lines = as_markdown(results) if markdown else as_text(results)

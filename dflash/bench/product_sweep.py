@@ -1,0 +1,114 @@
+"""Find the tiles of kernels/product_plan.py.
+
+Run as `python -m dflash.bench.product_sweep OUT.json [SHAPE-NUMBER…]`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from dflash.bench.kernel_inputs import MAX_RELATIVE_ERROR, relative_error
+from dflash.bench.kernel_products import (
+    PRODUCT_SHAPES,
+    ProductShape,
+    expected_product,
+    make_products,
+    make_shared,
+    run_product,
+)
+from dflash.bench.kernel_timing import rotations, time_graph
+from dflash.kernels.product_plan import ProductTile, block_of
+
+WORKERS = 14
+SHARED = 227 << 10
+
+
+def tiles_of(shape: ProductShape) -> Iterator[ProductTile]:
+    """Tiles to try: what fits the device, and leaves enough programs."""
+    rows = block_of(shape.rows, "fast")
+    for half, block_k, stages, warps, swap in itertools.product(
+        [16, 32, 64], [64, 128, 256], [2, 3, 4, 6], [4, 8], [False, True]
+    ):
+        if shape.head_norms and half < shape.head // 2:
+            continue
+        if stages * block_k * (2 * half + rows) * 2 > SHARED or (half == 64 and block_k == 256):
+            continue
+        if warps == 8 and half * rows < 64 * 32:
+            continue
+        yield ProductTile(half, block_k, warps, stages, 1, swap, 1024, True)
+
+
+def _compile(job: tuple[ProductShape, ProductTile]) -> None:
+    shape, tile = job
+    small = shape._replace(columns=2 * tile.half * 4 if not shape.head else shape.columns)
+    inputs = make_products(small, 1)[0]
+    try:
+        run_product(small, inputs, make_shared(small), tile=tile)
+        torch.cuda.synchronize()
+    except Exception as error:
+        print("compile", shape.name, tile, repr(error)[:200], flush=True)
+
+
+def run_time_parts(tile: ProductTile) -> Iterator[ProductTile]:
+    """Other splits, prefetches and starts of a good tile; prefetch and start are compiled anew."""
+    for programs, prefetch, early in itertools.product([1, 132, 264, 528], [0, 512, 2048], [False, True]):
+        yield tile._replace(programs=programs, prefetch=prefetch, early=early)
+
+
+@torch.inference_mode()
+def sweep(shape: ProductShape) -> list[dict]:
+    """Time every tile of a shape, then other parts of the best three; the wrong ones are left out."""
+    sets, shared = make_products(shape, rotations(shape.bytes)), make_shared(shape)
+    expected = expected_product(shape, sets[0], shared)
+    rows = []
+
+    def measure(tile: ProductTile) -> None:
+        out = torch.full_like(expected, torch.nan, dtype=torch.bfloat16)
+        try:
+            error = relative_error(run_product(shape, sets[0], shared, tile=tile, out=out), expected)
+            if error > MAX_RELATIVE_ERROR:
+                print("WRONG", shape.name, tile, error, flush=True)
+                return
+            calls = [lambda s=s: run_product(shape, s, shared, tile=tile, out=out) for s in sets]
+            timing = time_graph(calls, replays=8)
+        except Exception as failure:
+            print("fail", shape.name, tile, repr(failure)[:200], flush=True)
+            return
+        rows.append({"us": timing.median_us, "error": error, "tile": tile._asdict()})
+
+    for tile in tiles_of(shape):
+        measure(tile)
+    rows.sort(key=lambda row: row["us"])
+    for row in rows[:3]:
+        for tile in run_time_parts(ProductTile(**row["tile"])):
+            measure(tile)
+    return sorted(rows, key=lambda row: row["us"])
+
+
+def main(out: str, *numbers: str) -> None:
+    """Sweep shapes and write every result."""
+    shapes = [PRODUCT_SHAPES[int(i)] for i in numbers] or PRODUCT_SHAPES
+    jobs = {(s.kernel, block_of(s.rows, "fast"), s.depth, t): (s, t) for s in shapes for t in tiles_of(s)}
+    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
+        pool.map(_compile, list(jobs.values()), chunksize=2)
+    print("compiled", len(jobs), flush=True)
+    results = {}
+    for shape in shapes:
+        rows = sweep(shape)
+        results[f"{shape.kernel} {shape.name}"] = rows
+        Path(out).write_text(json.dumps(results))
+        print(f"{shape.kernel:8}{shape.name:34} target {shape.target_us:6.1f}  of {len(rows)}", flush=True)
+        for row in rows[:3]:
+            print(f"    {row['us']:8.2f}  {tuple(row['tile'].values())}", flush=True)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
