@@ -9,8 +9,9 @@ from torch import Tensor
 
 from dflash.kernels.ancestors import MAX_NODES
 from dflash.kernels.attention_checks import Impl, check_choice, require_device
-from dflash.kernels.errors import DeviceRefused, DtypeRefused, LayoutRefused, ShapeRefused
+from dflash.kernels.errors import ShapeRefused
 from dflash.kernels.philox import philox_words
+from dflash.kernels.tensor_checks import check_dense
 
 Rule = Literal["greedy", "match", "speculative"]
 ACCEPT = 2
@@ -110,17 +111,6 @@ def _reference(
     return Accepted(count[:, 0].int(), path, bonus.int(), (best + 1).int())
 
 
-def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], like: Tensor) -> None:
-    if tensor.dtype != dtype:
-        raise DtypeRefused(name, str(dtype), tensor.dtype, tensor.shape)
-    if tuple(tensor.shape) != shape:
-        raise ShapeRefused(name, str(shape), tensor.shape)
-    if not tensor.is_contiguous():
-        raise LayoutRefused(name, "contiguous memory", tensor.stride(), tensor.shape)
-    if tensor.device != like.device:
-        raise DeviceRefused(name, str(like.device), tensor.device, tensor.shape)
-
-
 def _check_all(
     tokens: Tensor,
     parents: Tensor,
@@ -135,20 +125,20 @@ def _check_all(
     if (rule == "speculative") != (sampled is not None):
         raise ShapeRefused("sampled", "given for the rule `speculative` and for no other", rule)
     lanes, nodes = tokens.shape
-    _check("tokens", tokens, torch.int32, (lanes, nodes), tokens)
-    _check("parents", parents, torch.int32, (lanes, nodes), tokens)
-    _check("words", words, torch.int64, (lanes, nodes + 1), tokens)
-    _check("choices", choices, torch.int32, (lanes, nodes + 1), tokens)
+    check_dense("tokens", tokens, torch.int32, (lanes, nodes), tokens)
+    check_dense("parents", parents, torch.int32, (lanes, nodes), tokens)
+    check_dense("words", words, torch.int64, (lanes, nodes + 1), tokens)
+    check_dense("choices", choices, torch.int32, (lanes, nodes + 1), tokens)
     if logp is not None:
-        _check("logp", logp, torch.float32, (lanes, nodes), tokens)
+        check_dense("logp", logp, torch.float32, (lanes, nodes), tokens)
     if sampled is not None:
-        _check("sampled.logp", sampled.logp, torch.float32, (lanes, nodes), tokens)
-        _check("sampled.logq", sampled.logq, torch.float32, (lanes, nodes), tokens)
-        _check("sampled.residual", sampled.residual, torch.int32, (lanes, nodes), tokens)
-        _check("sampled.keys", sampled.keys, torch.int32, (lanes, 2), tokens)
-        _check("sampled.positions", sampled.positions, torch.int32, (lanes,), tokens)
+        check_dense("sampled.logp", sampled.logp, torch.float32, (lanes, nodes), tokens)
+        check_dense("sampled.logq", sampled.logq, torch.float32, (lanes, nodes), tokens)
+        check_dense("sampled.residual", sampled.residual, torch.int32, (lanes, nodes), tokens)
+        check_dense("sampled.keys", sampled.keys, torch.int32, (lanes, 2), tokens)
+        check_dense("sampled.positions", sampled.positions, torch.int32, (lanes,), tokens)
         if sampled.paths is not None:
-            _check("sampled.paths", sampled.paths, torch.int32, (lanes, nodes), tokens)
+            check_dense("sampled.paths", sampled.paths, torch.int32, (lanes, nodes), tokens)
 
 
 def _launch(

@@ -8,6 +8,7 @@ KernelArgumentError (2)
 ├── ScaleRefused       a scale of the scores that is not positive
 ├── ChoiceRefused      an implementation, mode or rule that does not exist
 ├── ParentRefused      a tree whose parents do not come before their children
+├── DraftIdsRefused    a draft vocabulary that is not strictly ascending
 └── TritonMissing      impl="triton" where Triton is not installed
 """
 
@@ -72,6 +73,16 @@ class ParentRefused(KernelArgumentError):
         super().__init__(
             f"parents {tuple(shape)}: expected a parent in [-1, {node}) for node {node} of lane {lane}, "
             f"found {parent}; parents come before their children, -1 is the anchor, -2 marks a pad."
+        )
+
+
+class DraftIdsRefused(KernelArgumentError):
+    """A draft vocabulary that is not strictly ascending."""
+
+    def __init__(self, row: int, found: int, vocabulary: int, shape: Sequence[int]) -> None:
+        super().__init__(
+            f"ids {tuple(shape)}: expected ascending ids in [0, {vocabulary}), found {found} at row {row}; "
+            "sort the rows of the head by their ids."
         )
 
 

@@ -1,0 +1,44 @@
+"""The launch behind `lm_head_topk`: a pass over the vocabulary and a merge of its parts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dflash.kernels.attention_checks import interpreted
+from dflash.kernels.lm_head_call import Choices, Draw, HeadScores
+from dflash.kernels.lm_head_merge import merge_parts
+from dflash.kernels.lm_head_plan import HeadPlan
+from dflash.kernels.lm_head_scratch import HeadScratch
+from dflash.kernels.lm_head_triton import score_chunks
+
+
+def launch_head(
+    hidden: Tensor, weight: Tensor, ids: Tensor | None, asked: Tensor | None, draw: Draw | None, scale: float,
+    plan: HeadPlan, scratch: HeadScratch, out: HeadScores, pdl: bool,
+) -> None:  # fmt: skip
+    """Run both kernels; a tensor that is not there is stood in for by one that is not read."""
+    rows, tile = len(hidden), plan.tile
+    spec = draw or Draw(hidden, hidden, hidden)
+    choice = out.choice or Choices(*(4 * [out.lse]))
+    count = 0 if asked is None else asked.shape[1]
+    pdl = pdl and not interpreted()
+    read = [hidden if t is None else t for t in (ids, asked, *spec[:3], spec.purposes, spec.paths)]
+    found = out.lse if out.asked is None else out.asked
+    shared = {
+        "TOP": plan.top, "ASKED": 0 if asked is None else 1 << (count - 1).bit_length(),
+        "DRAWS": draw is not None, "PURPOSES": spec.purposes is not None, "PATHS": spec.paths is not None,
+        "MAPPED": ids is not None, "PDL": pdl, "launch_pdl": pdl,
+    }  # fmt: skip
+    score_chunks[(plan.row_tiles, plan.parts)](
+        hidden, weight, *read, *scratch, found, hidden.stride(0), weight.stride(0), weight.shape[1],
+        rows, len(weight), plan.share, count, scale,
+        BLOCK_N=plan.block_n, BLOCK_V=tile.block_v, BLOCK_D=tile.block_d, STAGES=tile.stages,
+        EVEN=weight.shape[1] % tile.block_d == 0, PREFETCH=tile.prefetch,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **shared,
+    )  # fmt: skip
+    merge_parts[(rows,)](
+        *read, *scratch, out.values, out.ids, out.lse, found, *choice,
+        rows, plan.parts, plan.tiles, len(weight), count, out.ids.shape[1],
+        SLOTS=plan.merge_slots, TILES=plan.merge_tiles,
+        num_warps=plan.merge_warps, num_stages=1, **shared,
+    )  # fmt: skip

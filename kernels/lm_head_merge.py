@@ -1,0 +1,129 @@
+"""The merge of `lm_head_topk`: what the parts of the vocabulary left, joined row by row in part order."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dflash.kernels.lm_head_draw import finite, load_draw
+from dflash.kernels.race_noise import log_exponential, words_of_ids
+from dflash.kernels.sort_keys import NO_KEY, id_of_key, key_of, order_of_key, ordered, value_of
+
+
+@triton.jit
+def _store_top(Values, Ids, Map, keys, row, top, MAPPED: tl.constexpr):
+    """Take the largest key `top` times."""
+    for place in tl.range(0, top):
+        key = tl.max(keys, 0)
+        keys = tl.where(keys == key, NO_KEY, keys)
+        token = id_of_key(key)
+        if MAPPED:
+            token = tl.load(Map + token)
+        tl.store(Values + row * top + place, value_of(order_of_key(key)))
+        tl.store(Ids + row * top + place, token)
+
+
+@triton.jit
+def _store_lse(
+    PartSums, Lse, LseT, row, rows_all, tiles, highest, tempered, TILES: tl.constexpr, DRAWS: tl.constexpr
+):  # fmt: skip
+    """Log-sum-exp of the logits, and of the logits over the temperature, in tile order."""
+    shift = finite(highest)
+    total = tl.zeros([TILES], tl.float32)
+    total_t = total
+    for base in tl.range(0, tiles, TILES):
+        tile = base + tl.arange(0, TILES)
+        at, real = row * tiles + tile, tile < tiles
+        m = tl.load(PartSums + at, mask=real, other=-float("inf"))
+        mass = tl.load(PartSums + rows_all * tiles + at, mask=real, other=0.0)
+        fade, some = finite(m) - shift, m != -float("inf")
+        total += tl.where(some, mass * tl.exp(fade), 0.0)
+        if DRAWS:
+            mass = tl.load(PartSums + 2 * rows_all * tiles + at, mask=real, other=0.0)
+            total_t += tl.where(some, mass * tl.exp(fade * tempered), 0.0)
+    tl.store(Lse + row, shift + tl.log(tl.sum(total, 0)))
+    if DRAWS:
+        tl.store(LseT + row, shift * tempered + tl.log(tl.sum(total_t, 0)))
+
+
+@triton.jit
+def _race(packed, highest, temperature, drawn, draw, Map, PICKS: tl.constexpr, MAPPED: tl.constexpr):
+    """Keys and logits [PICKS] of a shortlist in the CPU's arithmetic: float32 of (l - max) / T - log E."""
+    position, purpose, path, k0, k1 = draw
+    ids = (packed & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
+    logit = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    token = ids
+    if MAPPED:
+        token = tl.load(Map + ids, mask=ids >= 0, other=0)
+    noise = log_exponential(words_of_ids(tl.maximum(token, 0), position, purpose, path, k0, k1))
+    shift = tl.where(highest == highest, highest, 0.0)
+    scaled = tl.div_rn(logit - shift, tl.zeros([PICKS], tl.float32) + temperature)
+    order = ordered(scaled - tl.where(drawn, noise, 0.0))
+    return tl.where(ids >= 0, key_of(order, token), NO_KEY), logit
+
+
+@triton.jit
+def _store_choice(
+    PartPicks, Choice, Logit, Lead, Map, row, tiles, highest, temperature, drawn, draw,
+    PICKS: tl.constexpr, MAPPED: tl.constexpr,
+):  # fmt: skip
+    """The winner of the race, its logit, and its lead over the runner-up."""
+    first = tl.full([], NO_KEY, tl.int64)
+    second = first
+    logit = highest
+    for base in tl.range(0, 2 * tiles, PICKS):
+        pick = base + tl.arange(0, PICKS)
+        packed = tl.load(PartPicks + row.to(tl.int64) * tiles * 2 + pick, mask=pick < 2 * tiles, other=-1)
+        keys, logits = _race(packed, highest, temperature, drawn, draw, Map, PICKS, MAPPED)
+        one = tl.max(keys, 0)
+        two = tl.max(tl.where(keys == one, NO_KEY, keys), 0)
+        if one > first:
+            logit = tl.sum(tl.where(keys == one, logits, 0.0), 0)
+        second = tl.maximum(tl.minimum(one, first), tl.maximum(two, second))
+        first = tl.maximum(one, first)
+    lead = value_of(order_of_key(first)) - value_of(order_of_key(second))
+    tl.store(Choice + row, id_of_key(first))
+    tl.store(Logit + row, logit)
+    tl.store(Lead + row, tl.where(second == NO_KEY, float("inf"), lead))
+
+
+@triton.jit
+def _store_absent(At, Found, row, asked, vocabulary, ASKED: tl.constexpr):
+    """What is none of the head's rows has logit -inf."""
+    j = tl.arange(0, ASKED)
+    wanted = tl.load(At + row * asked + j, mask=j < asked, other=0)
+    absent = (j < asked) & ((wanted < 0) | (wanted >= vocabulary))
+    tl.store(Found + row * asked + j, tl.full([ASKED], -float("inf"), tl.float32), mask=absent)
+
+
+@triton.jit(do_not_specialize=["rows_all", "parts", "tiles", "vocabulary", "asked", "top"])
+def merge_parts(
+    Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks,
+    Values, Ids, Lse, Found, Choice, Logit, Lead, LseT,
+    rows_all, parts, tiles, vocabulary, asked, top,
+    SLOTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr, DRAWS: tl.constexpr,
+    PURPOSES: tl.constexpr, PATHS: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Join the parts of one row; grid (rows)."""
+    row = tl.program_id(0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    slot = tl.arange(0, SLOTS)
+    slots = parts * TOP
+    keys = tl.load(PartKeys + row.to(tl.int64) * slots + slot, mask=slot < slots, other=NO_KEY)
+    highest = value_of(order_of_key(tl.max(keys, 0)))
+    tempered = highest
+    _store_top(Values, Ids, Map, keys, row, top, MAPPED)
+    if DRAWS:
+        temperature = tl.load(Temperatures + row)
+        drawn = temperature > 0
+        divisor = tl.where(drawn, temperature, 1.0)
+        tempered = tl.where(drawn, 1.0 / divisor, float("nan"))
+        draw = load_draw(Positions, Purposes, Paths, Keys, row, PURPOSES, PATHS)
+        _store_choice(
+            PartPicks, Choice, Logit, Lead, Map, row, tiles, highest, divisor, drawn, draw, TILES, MAPPED
+        )  # fmt: skip
+    _store_lse(PartSums, Lse, LseT, row, rows_all, tiles, highest, tempered, TILES, DRAWS)
+    if ASKED > 0:
+        _store_absent(At, Found, row, asked, vocabulary, ASKED)

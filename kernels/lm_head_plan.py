@@ -1,0 +1,104 @@
+"""Which tile `lm_head_topk` uses and how the vocabulary is cut: fixed tables, so that a launch repeats."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dflash.kernels.attention_plan import Mode
+
+MAX_TOP = 32
+MAX_ASKED = 64
+MAX_PARTS = 512
+ROWS_A_TILE = 64
+DRAWN_ROWS_A_TILE = 32
+# keys that one warp of the merge holds
+KEYS_A_WARP = 512
+
+
+class HeadTile(NamedTuple):
+    """One configuration of the pass over the vocabulary."""
+
+    block_v: int
+    """Tokens a tile."""
+    block_d: int
+    warps: int
+    stages: int
+    programs: int
+    """Parts that the vocabulary is cut into at most, by `MAX_PARTS` too."""
+    registers: int | None = None
+    """Most registers a thread, so that more programs fit a multiprocessor."""
+    prefetch: int = 0
+    """Columns of a program's first weights that are asked for before the preceding kernel has ended."""
+
+
+class HeadPlan(NamedTuple):
+    """What one launch uses."""
+
+    tile: HeadTile
+    block_n: int
+    """Rows of hidden states a tile."""
+    row_tiles: int
+    share: int
+    """Tiles of the vocabulary a part."""
+    parts: int
+    tiles: int
+    """Tiles of the vocabulary in all."""
+    top: int
+    """Keys a part: the next power of two."""
+    merge_slots: int
+    merge_warps: int
+    merge_tiles: int
+    """Tiles whose sums the merge loads at once."""
+
+
+# by rows of hidden states, padded, bytes a number, and whether choices are drawn, which takes registers;
+# compiled without spills for every use, but not swept on a GPU yet: see dflash/bench/head_sweep.py
+HEAD_TILES: dict[tuple[int, int, bool], HeadTile] = {
+    (16, 2, False): HeadTile(64, 128, 4, 4, 264, None, 128),
+    (32, 2, False): HeadTile(64, 128, 4, 4, 264, None, 128),
+    (64, 2, False): HeadTile(64, 128, 8, 4, 264, None, 128),
+    (16, 2, True): HeadTile(64, 128, 4, 4, 264, None, 128),
+    (32, 2, True): HeadTile(64, 128, 8, 4, 264, None, 128),
+    (16, 4, False): HeadTile(64, 32, 4, 3, 264, None, 64),
+    (32, 4, False): HeadTile(64, 32, 8, 3, 264, None, 64),
+    (64, 4, False): HeadTile(32, 32, 8, 3, 264, None, 64),
+    (16, 4, True): HeadTile(64, 32, 4, 3, 264, None, 64),
+    (32, 4, True): HeadTile(64, 32, 8, 3, 264, None, 64),
+}
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def head_plan(
+    rows: int, vocabulary: int, item: int, top: int, drawn: bool, mode: Mode, tile: HeadTile | None
+) -> HeadPlan:
+    """Choose the launch for sizes known on the host.
+
+    Args:
+        rows: of hidden states.
+        vocabulary: rows of the head.
+        item: bytes a number of the head.
+        top: how many tokens a row are wanted.
+        drawn: whether choices are.
+        mode: `fast` picks the tile by the rows; `replay-exact` takes the widest whatever the rows, so that a
+            row's bits do not depend on how many others there are.
+        tile: a configuration to use instead of the table's (for sweeps and tests).
+    """
+    exact = mode == "replay-exact"
+    widest = DRAWN_ROWS_A_TILE if drawn else ROWS_A_TILE
+    block_n = widest if exact else min(max(_power(rows), 16), widest)
+    tile = tile or HEAD_TILES[block_n, item, drawn]
+    row_tiles = _ceil_div(rows, block_n)
+    tiles = _ceil_div(vocabulary, tile.block_v)
+    most = min(tile.programs, MAX_PARTS)
+    share = _ceil_div(tiles, most if exact else max(1, most // row_tiles))
+    parts = _ceil_div(tiles, share)
+    slots = _power(parts * _power(top))
+    warps = min(max(slots // KEYS_A_WARP, 4), 16)
+    return HeadPlan(tile, block_n, row_tiles, share, parts, tiles, _power(top), slots, warps, 128 * warps)
