@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import transformers
 
+from dflash import __version__
 from dflash.cli.outcome import Exit
 from dflash.cli.output import emit, stages, talk, warn
 from dflash.cli.record_options import load
 from dflash.drafters.block.model import BlockDrafter
 from dflash.drafters.checkpoint.write import write_block
 from dflash.engine.chat import ChatConversation, Defaults, Ordinals
+from dflash.engine.header import git_facts
 from dflash.engine.prompts import check_prompts, read_prompt_file, with_ids, with_remarks
 from dflash.errors import UsageError
 from dflash.target.load import Target
@@ -56,7 +61,7 @@ def run(as_json: bool, options: Mapping[str, Any]) -> int:
     with stages() as tell:
         drafter = training.run(options["resume"], tell)
     export(drafter, folder, target)
-    card = _card(training, texts, drafter)
+    card = _card(training, texts, drafter) | {"inputs": inputs(options, texts)}
     if judged:
         card["tau"] |= tau_on(drafter, target, judged, settings.text.judged)
     write_card(folder, card)
@@ -117,6 +122,17 @@ def conversations(target: Target, path: Path | None) -> list[ChatConversation]:
     ]
 
 
+def inputs(options: Mapping[str, Any], texts: Texts) -> dict[str, Any]:
+    """What a training was given beside its settings, so that it can be given the same again."""
+    found: dict[str, Any] = {"texts": texts.identity}
+    for name in ("prompts", "evaluate"):
+        path = options[name]
+        if path is not None:
+            with path.open("rb") as file:
+                found[name] = {"name": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return found
+
+
 def export(drafter: BlockDrafter, folder: Path, target: Target) -> None:
     """Write the drafter in bfloat16, in the public layout of its family."""
     layers = int(target.model.config.get_text_config().num_hidden_layers)
@@ -163,7 +179,13 @@ def _card(training: Training, texts: Texts, drafter: BlockDrafter) -> dict[str, 
         "steps": settings.step.steps,
         "seed": settings.seed,
         "device": name,
-        "versions": {"torch": torch.__version__},
+        "versions": {
+            "toolkit": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+        },
+        "git": git_facts(),
         "seconds": dict(training.clock.seconds),
         "command": shlex.join(["dflash", *sys.argv[1:]]),
         "history": [

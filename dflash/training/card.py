@@ -46,7 +46,22 @@ def card_text(card: Mapping[str, Any]) -> str:
         f"| {name} | {facts['answers']} | {_number(facts['tau'])} | {facts['rounds']:,} |"
         for name, facts in card["tau"].items()
     ]
-    return "\n".join([*lines, "", f"Made by `{card['command']}`.", ""])
+    lines += ["", f"Made by `{card['command']}`.", *_given(card)]
+    return "\n".join([*lines, ""])
+
+
+def _given(card: Mapping[str, Any]) -> list[str]:
+    """The files that the command read."""
+    files = [card["inputs"][name] for name in ("prompts", "evaluate") if name in card["inputs"]]
+    return (
+        ["", *(f"- `{file['name']}`: sha256 {file['sha256']}{_origin(file)}" for file in files)]
+        if files
+        else []
+    )
+
+
+def _origin(file: Mapping[str, str]) -> str:
+    return f", by `{file['made_by']}`" if "made_by" in file else ""
 
 
 def _number(tau: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -13,6 +14,8 @@ from dflash.drafters.checkpoint.files import open_checkpoint
 from dflash.drafters.checkpoint.fit import tensor_mismatches
 from dflash.drafters.checkpoint.layouts import recognise
 from dflash.draftfile.reader import open_draft_file
+from dflash.training.card import card_text
+from dflash.training.settings import TrainSettings
 
 MOST = 25 * 2**20
 
@@ -57,6 +60,18 @@ def test_its_files_are_whole_small_and_as_the_card_says(card):
     assert sum(tensor.numel() for tensor in checkpoint.tensors.values()) == card["parameters"]
     assert sum(path.stat().st_size for path in shipped.FOLDER.iterdir()) < MOST
     assert card["tau"]["all"]["tau"] >= 2.0
+
+
+def test_its_card_names_what_its_command_needs(card):
+    """Files by digest, seed and settings: the same command must be able to run again."""
+    named = [card["inputs"][name]["name"] for name in ("prompts", "evaluate")]
+    assert all(name in card["command"] for name in named)
+    assert all(len(card["inputs"][name]["sha256"]) == 64 for name in ("prompts", "evaluate"))
+    given = asdict(TrainSettings(seed=card["seed"]))
+    assert card["settings"].keys() == given.keys()
+    assert all(card["settings"][part].keys() == given[part].keys() for part in ("drafter", "text", "step"))
+    text = (shipped.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert text.startswith(card_text(card))
 
 
 def test_another_target_is_told_that_it_drafts_by_lookup(tiny_folder, in_folder, capsys):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
 from dflash.cli.main import run
 from dflash.cli.train_run import conversations
 from dflash.drafters.checkpoint.read import read_block
+from dflash.draftfile.reader import open_draft_file
 from dflash.training.dialogue import Manners
 from dflash.training.errors import NothingToResume, OtherTraining
 from dflash.training.evaluation import TOTAL, tau_on
@@ -79,6 +82,62 @@ def test_a_resumed_training_ends_in_the_same_bits(tiny, tmp_path, family):
         broken.run(False, die)
     found = training(tiny, tmp_path / "broken", 12, family=family).run(True, quiet).state_dict()
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny_folder, tmp_path_factory):
+    """A recording with features."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS * 3), encoding="utf-8")
+    words = ["record", "--target", str(tiny_folder), "--prompts", str(folder / "prompts.txt"), "-q"]
+    words += ["--features", "all", "--max-new-tokens", "20", "-o", str(folder / "run.parquet")]
+    assert run(words) == 0
+    return folder / "run.parquet"
+
+
+@pytest.mark.parametrize("source", ["online", "draft files"])
+@pytest.mark.parametrize("family", ["dspark", "dflash"])
+def test_the_same_command_gives_the_same_bits(
+    tiny_folder, recorded, tmp_path, prompt_file, monkeypatch, capsys, family, source
+):
+    """Whatever the process has drawn before; another seed gives others. The card holds all that was given."""
+    given = ["--online", "--prompts", str(prompt_file)]
+    given = given if source == "online" else ["--draft-files", str(recorded)]
+    words = [
+        "train",
+        "--family",
+        family,
+        "--target",
+        str(tiny_folder),
+        *given,
+        *SHORT,
+        "--steps",
+        "4",
+        "--json",
+    ]
+    weights, cards = [], []
+    for number, seed in enumerate(("5", "5", "6")):
+        torch.manual_seed(number)
+        np.random.seed(number)
+        folder = tmp_path / str(number)
+        capsys.readouterr()
+        monkeypatch.setenv("DFLASH_TRAIN_SEED", seed)
+        assert run([*words, "-o", str(folder)]) == 0
+        weights.append((folder / "model.safetensors").read_bytes())
+        cards.append(json.loads(capsys.readouterr().out))
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
+    fixed = ("settings", "inputs", "versions", "target", "tokenizer", "taps", "history", "tau")
+    assert [cards[0][name] for name in fixed] == [cards[1][name] for name in fixed]
+    # a default from the environment is in the card, though not in the command
+    assert [card["settings"]["seed"] for card in cards] == [5, 5, 6]
+    if source == "online":
+        assert cards[0]["inputs"]["prompts"] == {
+            "name": "prompts.txt",
+            "sha256": hashlib.sha256(prompt_file.read_bytes()).hexdigest(),
+        }
+    else:
+        assert cards[0]["inputs"] == {"texts": [open_draft_file(recorded).content_digest]}
 
 
 def test_only_the_same_training_is_resumed(tiny, tmp_path):
