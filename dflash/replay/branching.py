@@ -47,7 +47,7 @@ class Branches(NamedTuple):
 
 @dataclass(slots=True)
 class Branching(Collector):
-    """Counts of one policy: per request the sums of `_SUMS`, and wins by branch over all requests."""
+    """Counts of one policy: the sums of `_SUMS` of each request that branches, and all wins by branch."""
 
     columns = ("node_token",)
 
@@ -56,16 +56,17 @@ class Branching(Collector):
 
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
         """Count the rounds of one row group, given the request of each."""
+        branching = [pair for pair in zip(owners, judged, strict=True) if pair[1].rounds.trees.branching]
+        if not branching:
+            return
         total = np.zeros((requests, len(_SUMS)), dtype=np.int64)
-        for owner, item in zip(owners, judged, strict=True):
-            if item.rounds.trees.branching:
-                np.add.at(total, owner, self._rounds(item.rounds, item.decision.accepted))
-        self._sums.append(total)
+        for owner, item in branching:
+            np.add.at(total, owner, self._rounds(item.rounds, item.decision.accepted))
+        self._sums.append(total[total[:, 0] > 0])
 
     def report(self) -> Branches | None:
         """Return the branch statistics; None if no round branches."""
         counts = np.concatenate(self._sums) if self._sums else np.zeros((0, len(_SUMS)), dtype=np.int64)
-        counts = counts[counts[:, 0] > 0]
         if not len(counts):
             return None
         rounds, later, branches, distinct = counts.sum(axis=0).tolist()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
@@ -16,6 +17,8 @@ from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool
 from dflash.replay.batch import Batch, Part
 
+# in the narrowest type that holds them
+Counted = npt.NDArray[np.integer[Any]]
 TALLY_COLUMNS = ("node_token", "slot_choice", "accepted_nodes", "emitted")
 
 
@@ -82,8 +85,8 @@ class Tally(Counts):
     branching: bool = False
     contexts: set[RuleContext] = field(default_factory=set)
     collectors: Sequence[Collector] = ()
-    _lengths: list[I64] = field(default_factory=list)
-    _reached: list[I64] = field(default_factory=list)
+    _lengths: list[Counted] = field(default_factory=list)
+    _reached: list[Counted] = field(default_factory=list)
 
     def add(self, batch: Batch, parts: Sequence[Part], judged: Sequence[Judged]) -> None:
         """Count one row group."""
@@ -111,8 +114,9 @@ class Tally(Counts):
         """Count how deep the rounds of one row group went: accepted nodes, and the deepest depth tried."""
         for counts, depths in ((self._lengths, accepted), (self._reached, tried)):
             found = [_by_request(owner, depth, requests) for owner, depth in zip(owners, depths, strict=True)]
+            total = stacked_sum(found, requests)
             # there may be many policies and many requests
-            counts.append(stacked_sum(found, requests).astype(np.int32))
+            counts.append(total.astype(np.min_scalar_type(int(total.max(initial=0)))))
 
     def _count(self, rounds: Rounds, decision: Decision) -> None:
         self.nodes += len(rounds.node_parent)
@@ -154,7 +158,7 @@ def _by_request(owner: I64, value: I64, requests: int) -> I64:
     return np.bincount(owner * width + value, minlength=requests * width).reshape(requests, width)
 
 
-def _concatenated(parts: Sequence[I64]) -> I64:
+def _concatenated(parts: Sequence[Counted]) -> I64:
     width = max((part.shape[1] for part in parts), default=1)
     padded = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
     return np.concatenate(padded).astype(np.int64) if padded else np.zeros((0, width), dtype=np.int64)

@@ -135,16 +135,14 @@ def speeds(works: Sequence[Work], reference: int, among: Bool) -> list[Speed | N
         reference: the policy from which differences are taken.
         among: `[policies]` which of them take part in being the best.
     """
-    sums = np.stack([work.sums() for work in works])
-    used = (sums[:, :, ROUNDS] > 0).all(axis=0)
-    totals = sums.sum(axis=1)
+    used = np.logical_and.reduce([work.sums()[:, ROUNDS] > 0 for work in works])
+    totals = np.array([work.sums().sum(axis=0) for work in works])
     ratio = off = None
     share = np.full(len(works), np.nan)
     if used.sum() >= 2:
-        # the columns that intervals need: us, plain us, rounds, off-choice rounds
-        columns = np.concatenate(list(sums[:, used][:, :, [US, PLAIN_US, ROUNDS, OFF_CHOICE]]), axis=1)
-        draws = draws_of(columns, int(used.sum())).reshape(-1, len(works), 4)
-        ratio, off = draws[:, :, 1] / draws[:, :, 0], draws[:, :, 3] / draws[:, :, 2]
+        # one policy after the other, since the sums of all would be held in memory twice
+        draws = np.stack([draws_of(work.sums()[used], int(used.sum())) for work in works], axis=1)
+        ratio, off = draws[..., PLAIN_US] / draws[..., US], draws[..., OFF_CHOICE] / draws[..., ROUNDS]
         first = np.argmax(np.where(among, ratio, -np.inf), axis=1)
         share[among] = (np.bincount(first, minlength=len(works)) / len(ratio))[among]
     base = float(totals[reference, PLAIN_US] / totals[reference, US])
