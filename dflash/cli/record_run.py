@@ -76,8 +76,8 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     code = _close(recording, as_json)
     if (remark := session.drafter.remark()) is not None:
         talk(remark)
-    if recording.pace is not None and recording.pace.lost:
-        talk(_lost(recording.pace))
+    if recording.pace is not None and (recording.pace.lost or recording.pace.paid):
+        talk(_paid(recording.pace))
     return code
 
 
@@ -213,13 +213,15 @@ def _close(recording: Recording, as_json: bool) -> int:
     return Exit.LOST if recording.lost else Exit.DONE
 
 
-def _lost(pace: Verdict) -> str:
-    return (
-        f"speculation did not pay on this machine, {pace.speed_up:.2f}x of plain decoding: a round of "
+def _paid(pace: Verdict) -> str:
+    found = "did not pay" if pace.lost else "paid"
+    told = (
+        f"speculation {found} on this machine, {pace.speed_up:.2f}x of plain decoding: a round of "
         f"{pace.live_us / 1e3:.3g} ms gave {pace.tau:.2f} tokens, a plain round beside it took "
-        f"{pace.plain_us / 1e3:.3g} ms for one; a shorter --length or fewer --branches may pay, --length 0 "
-        "decodes plainly"
+        f"{pace.plain_us / 1e3:.3g} ms for one"
     )
+    advice = "; a shorter --length or fewer --branches may pay, --length 0 decodes plainly"
+    return told + advice if pace.lost else told
 
 
 def _say(document: Mapping[str, Any]) -> None:

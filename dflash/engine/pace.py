@@ -49,6 +49,11 @@ class Verdict(NamedTuple):
         """Whether speculation was surely slower."""
         return self.speed_up + SURE * self.error < 1
 
+    @property
+    def paid(self) -> bool:
+        """Whether speculation was surely faster."""
+        return self.speed_up - SURE * self.error > 1
+
 
 def judge_pairs(pairs: Sequence[Pair], tau: float) -> Verdict | None:
     """Compare by the ratio of summed times; None where there are too few pairs to tell."""

@@ -38,6 +38,15 @@ def test_nothing_is_said_on_few_pairs_or_pairs_that_disagree():
     assert not judge_pairs([Pair(100.0, 50.0)] * 8, 2.0).lost
 
 
+def test_a_win_is_told_only_if_it_is_sure():
+    assert judge_pairs([Pair(100.0, 50.0)] * 8, 3.0).paid
+    assert not judge_pairs([Pair(100.0, 50.0)] * 8, 2.0).paid
+    assert not judge_pairs([Pair(100.0, 10.0), Pair(50.0, 90.0)] * 4, 2.0).paid
+    for pairs, tau in ((PAIRS, 1.5), (PAIRS, 2.6), ([Pair(100.0, 50.0)] * 8, 2.0)):
+        found = judge_pairs(pairs, tau)
+        assert not (found.lost and found.paid)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_watched_recording_is_the_same(tiny, tmp_path, monkeypatch, name):
     """Even with a plain round after every live one."""
@@ -71,3 +80,7 @@ def test_it_is_said_in_one_line_at_the_end(tiny_folder, in_folder, capsys, monke
     lines = capsys.readouterr().err.splitlines()
     told = [line for line in lines if "speculation did not pay on this machine, 0.00x" in line]
     assert told == lines[-1:] * watched
+    monkeypatch.setattr(pace.PaceWatch, "_plain", lambda self, lane: 1e9)
+    assert run([*words, *more, "--overwrite"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "speculation paid on this machine, " in line] == lines[-1:] * watched
