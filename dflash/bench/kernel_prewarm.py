@@ -7,13 +7,16 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 
+from dflash.bench.kernel_head import HeadShape
+from dflash.bench.kernel_pack import PackShape
 from dflash.bench.kernel_products import ProductShape
 from dflash.bench.kernel_shapes import Shape
 
 MOST_WORKERS = 12
+LayerShape = ProductShape | HeadShape | PackShape
 
 
-def _build(job: tuple[Shape | ProductShape, str]) -> None:
+def _build(job: tuple[Shape | LayerShape, str]) -> None:
     """Run one way to compute a shape once, so that its compiled code is on disk."""
     import torch
 
@@ -24,8 +27,11 @@ def _build(job: tuple[Shape | ProductShape, str]) -> None:
     from dflash.bench.kernels import our_calls
 
     shape, name = job
-    if isinstance(shape, ProductShape):
-        _build_product(shape, name)
+    if isinstance(shape, LayerShape):
+        with torch.inference_mode():
+            _LAYERS[type(shape)](shape, name)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         return
     if shape.kernel == "accept":
         compiled_calls([make_trees(shape, 0)])[0]()
@@ -48,16 +54,32 @@ def _build_product(shape: ProductShape, name: str) -> None:
     from dflash.bench.kernel_products import make_products, make_shared, run_product, torch_product
 
     inputs, shared = make_products(shape, 1)[0], make_shared(shape)
-    with torch.inference_mode():
-        if name == "torch.compile":
-            torch.compile(lambda given: torch_product(shape, given, shared), dynamic=False)(inputs)
-        else:
-            run_product(shape, inputs, shared, mode=name)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    if name == "torch.compile":
+        torch.compile(lambda given: torch_product(shape, given, shared), dynamic=False)(inputs)
+    else:
+        run_product(shape, inputs, shared, mode=name)
 
 
-def compile_ahead(shapes: Sequence[Shape | ProductShape], compiled: bool) -> None:
+def _build_head(shape: HeadShape, name: str) -> None:
+    from dflash.bench.kernel_head import compiled_heads, make_heads, our_heads
+
+    sets = make_heads(shape, 1)
+    calls = compiled_heads(shape, sets) if name == "torch.compile" else our_heads(shape, sets, name)
+    calls[0]()
+
+
+def _build_pack(shape: PackShape, name: str) -> None:
+    from dflash.bench.kernel_pack import compiled_packs, make_packs, our_packs
+
+    sets = make_packs(shape, 1)
+    calls = compiled_packs(shape, sets) if name == "torch.compile" else our_packs(sets)
+    calls[0]()
+
+
+_LAYERS = {ProductShape: _build_product, HeadShape: _build_head, PackShape: _build_pack}
+
+
+def compile_ahead(shapes: Sequence[Shape | LayerShape], compiled: bool) -> None:
     """Compile our kernels for the shapes, and the peers that compile anything.
 
     Args:

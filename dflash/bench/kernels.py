@@ -23,6 +23,7 @@ import triton
 
 from dflash.bench import kernel_accept
 from dflash.bench.kernel_ceilings import Ceilings, measure_ceilings
+from dflash.bench.kernel_head import HEAD_SHAPES, HeadShape, measure_head
 from dflash.bench.kernel_inputs import (
     MAX_RELATIVE_ERROR,
     Inputs,
@@ -30,10 +31,11 @@ from dflash.bench.kernel_inputs import (
     make_inputs,
     relative_error,
 )
+from dflash.bench.kernel_pack import PACK_SHAPES, PackShape, measure_pack
 from dflash.bench.kernel_peers import ATTENTION_PEERS, Peer, output_of
 from dflash.bench.kernel_peers_compiled import COMPILED_PEERS
-from dflash.bench.kernel_prewarm import compile_ahead
-from dflash.bench.kernel_products import PRODUCT_SHAPES, ProductShape, measure_product
+from dflash.bench.kernel_prewarm import LayerShape, compile_ahead
+from dflash.bench.kernel_products import PRODUCT_SHAPES, Timed, measure_product
 from dflash.bench.kernel_shapes import ACCEPT_SHAPES, EXTRA, SHAPES, Shape
 from dflash.bench.kernel_table import as_text
 from dflash.bench.kernel_timing import Timing, rotations, time_graph
@@ -74,7 +76,7 @@ class Row:
 
 
 def _row(
-    shape: Shape | ProductShape,
+    shape: Shape | LayerShape,
     name: str,
     timing: Timing | None,
     mask: bool,
@@ -172,14 +174,22 @@ def measure_accept(shape: Shape, compiled: bool) -> list[Row]:
     return rows
 
 
-def measure_products(shape: ProductShape, compiled: bool) -> list[Row]:
-    """Time a small product of a layer, and its peers.
+def _ways(shape: LayerShape, compiled: bool) -> list[Timed]:
+    if isinstance(shape, HeadShape):
+        return measure_head(shape, compiled)
+    if isinstance(shape, PackShape):
+        return measure_pack(shape, compiled)
+    return measure_product(shape, compiled)
+
+
+def measure_products(shape: LayerShape, compiled: bool) -> list[Row]:
+    """Time a small product of a layer, the head or the packing of features, and its peers.
 
     Raises:
         RedCheck: our output is wrong.
     """
     rows = []
-    for name, timing, same_numbers, error, failure in measure_product(shape, compiled):
+    for name, timing, same_numbers, error, failure in _ways(shape, compiled):
         if name.startswith("dflash") and not error <= MAX_RELATIVE_ERROR:
             raise RedCheck(
                 f"{shape.name}: {name}: expected error <= {MAX_RELATIVE_ERROR}, found {error:.2e}."
@@ -275,7 +285,7 @@ def measure(
         raise NoDevice
     begun = time.monotonic()
     shapes = chosen([*SHAPES, *EXTRA], only)
-    products, trees = chosen(PRODUCT_SHAPES, only), chosen(ACCEPT_SHAPES, only)
+    products, trees = chosen([*PRODUCT_SHAPES, *HEAD_SHAPES, *PACK_SHAPES], only), chosen(ACCEPT_SHAPES, only)
     peers = [*ATTENTION_PEERS, *(COMPILED_PEERS if compiled else [])]
     progress("checking (pytest -m gpu) and compiling")
     tests = start_gate() if gate else None

@@ -24,7 +24,7 @@ from dflash.cli.output import emit, talk
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(["tree", "step", "block", "accept", "qkv", "gate-up", "rows"]),
+    type=click.Choice(["tree", "step", "block", "accept", "qkv", "gate-up", "rows", "head", "pack"]),
     help="Measure these kernels only; repeatable.",
 )
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
