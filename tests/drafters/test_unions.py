@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import block_models
 import draft_runs
 import pytest
 from drafted import proposal
@@ -141,3 +142,35 @@ def test_replay_refuses_speculative_on_a_union_that_samples(tiny, tmp_path, othe
     (run,) = open_runs([path])
     with pytest.raises(MixedProposals, match="speculative"):
         replay(run.files, [parse_policy("speculative")])
+
+
+def passes_most(row):
+    """Nodes of the longest path that the target's own choices go along."""
+    depth = []
+    for node, parent in enumerate(row["node_parent"]):
+        above = 0 if parent < 0 else depth[parent]
+        right = row["node_token"][node] == row["slot_choice"][parent + 1]
+        depth.append(above + 1 if right and above >= 0 else -1)
+    return max([0, *depth])
+
+
+@pytest.mark.parametrize("companion", ["suffix", "ngram"])
+def test_a_companion_never_shortens_what_is_accepted_from_an_anchor(tiny, tmp_path, companion):
+    """Whatever one drafter alone gets accepted from an anchor, its union gets, too."""
+    folder = block_models.write_fitted(tiny.model, tmp_path / "dspark", "dspark")
+    alone = block_models.named("dspark", folder)
+    accepted = {}
+    for name in (alone, f"{alone}+{companion}"):
+        given = {"length": 4, "branches": 2, "dense": True, "max_new_tokens": 24}
+        path = draft_runs.record(
+            tiny, draft_runs.prompts(4), tmp_path / f"{len(accepted)}.parquet", drafter=name, **given
+        )
+        accepted[name] = {
+            (row["request_id"], row["anchor_position"]): passes_most(row)
+            for row in draft_runs.rows(path)
+            if row["kind"] == 1
+        }
+    first, union = accepted.values()
+    assert first.keys() == union.keys()
+    assert all(union[place] >= first[place] for place in first)
+    assert sum(union.values()) > sum(first.values()) > 0
