@@ -9,6 +9,7 @@ from dflash.kernels.attention_plan import Mode
 MAX_TOP = 32
 MAX_ASKED = 64
 MAX_PARTS = 512
+MAX_KEYS = 8192
 ROWS_A_TILE = 64
 DRAWN_ROWS_A_TILE = 32
 # keys that one warp of the merge holds
@@ -24,7 +25,7 @@ class HeadTile(NamedTuple):
     warps: int
     stages: int
     programs: int
-    """Parts that the vocabulary is cut into at most, by `MAX_PARTS` too."""
+    """Parts that the vocabulary is cut into at most; the merge of a row holds `MAX_KEYS` keys."""
     registers: int | None = None
     """Most registers a thread, so that more programs fit a multiprocessor."""
     prefetch: int = 0
@@ -96,9 +97,9 @@ def head_plan(
     tile = tile or HEAD_TILES[block_n, item, drawn]
     row_tiles = _ceil_div(rows, block_n)
     tiles = _ceil_div(vocabulary, tile.block_v)
-    most = min(tile.programs, MAX_PARTS)
+    most = min(tile.programs, MAX_PARTS, MAX_KEYS // _power(top))
     share = _ceil_div(tiles, most if exact else max(1, most // row_tiles))
     parts = _ceil_div(tiles, share)
     slots = _power(parts * _power(top))
-    warps = min(max(slots // KEYS_A_WARP, 4), 16)
+    warps = min(max(slots // KEYS_A_WARP, 4), 8)
     return HeadPlan(tile, block_n, row_tiles, share, parts, tiles, _power(top), slots, warps, 128 * warps)
