@@ -21,6 +21,7 @@ from dflash.target.step_graphs import capture
 from dflash.target.step_inputs import LaneRow
 
 Call = Callable[[], Tensor]
+TOP = 16
 
 
 class Prepared(NamedTuple):
@@ -35,6 +36,8 @@ class StepWay(NamedTuple):
 
     name: str
     build: Callable[[Any], Prepared]
+    part: Callable[[Tensor], Tensor] = lambda logits: logits
+    """What of the logits it computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,9 @@ def verify_case(model: Any, nodes: int, context: int, batch: int = 1) -> VerifyC
     return VerifyCase(model, batch, context, (tokens, parents), cache, remembering.arguments)
 
 
-def native_verify(case: VerifyCase, way: Way | None = None) -> Prepared:
-    """The native step, in a CUDA graph where there is CUDA."""
-    step = LlamaStep("bench", case.model, way=way)
+def native_verify(case: VerifyCase, way: Way | None = None, top: int = 0) -> Prepared:
+    """The native step, in a CUDA graph where there is CUDA; it leaves logits, or the largest of each row."""
+    step = LlamaStep("bench", case.model, top=top, way=way)
     step.reserve(case.context + case.rows)
     space = step.space(case.batch, case.rows, case.rows, case.cache)
     tokens, parents = case.tree
@@ -97,7 +100,12 @@ def native_verify(case: VerifyCase, way: Way | None = None) -> Prepared:
         rows.append(LaneRow(token, position, case.context + node, word | 1 << node))
     for lane in range(case.batch):
         space.inputs.set_lane(lane, case.context, rows)
-    return _graphed(lambda: step.run(space, case.cache).logits)
+
+    def run() -> Tensor:
+        output = step.run(space, case.cache)
+        return output.best.values if top else output.logits
+
+    return _graphed(run)
 
 
 def _graphed(call: Call) -> Prepared:
@@ -159,6 +167,11 @@ def _static_copy(case: VerifyCase) -> StaticCache:
 
 VERIFY_WAYS = (
     StepWay("dflash native", native_verify),
+    StepWay(
+        f"dflash native top {TOP}",
+        lambda case: native_verify(case, top=TOP),
+        lambda logits: logits.topk(TOP)[0],
+    ),
     StepWay("dflash native replay-exact", lambda case: native_verify(case, Way("replay-exact"))),
     StepWay("transformers eager", _eager),
     StepWay("graph of torch operations", _torch_graph),

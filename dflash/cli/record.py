@@ -40,6 +40,20 @@ _LIMIT = 2**31 - 1
 )
 @quantisation_option("--draft-quant", "drafters that are models (self is always int8)")
 @click.option(
+    "--target-impl",
+    type=click.Choice(["generic", "native"]),
+    default="generic",
+    show_default=True,
+    help="What scores drafted trees: transformers, or this package's kernels on a CUDA device.",
+)
+@click.option(
+    "--numerics",
+    type=click.Choice(["fast", "replay-exact"]),
+    default="fast",
+    show_default=True,
+    help="replay-exact: the same bits whatever the batch, with --target-impl native.",
+)
+@click.option(
     "--proposal",
     type=click.Choice(["deterministic", "shared", "independent"]),
     help="Law of drafted tokens at a temperature above 0.  [default: what the rule wants]",

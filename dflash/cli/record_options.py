@@ -23,6 +23,8 @@ from dflash.policy.registry import parse_policy
 from dflash.policy.temperature import TEMPERATURES, is_temperature
 from dflash.replay.cost import load_cost
 from dflash.target.load import Target, load_target
+from dflash.target.native import proven
+from dflash.target.native_layers import Way
 from dflash.target.sampling import Sampling
 
 BRANCHES = 2
@@ -72,6 +74,8 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         sync_seconds=options["sync_seconds"],
         resume=options["resume"],
         fan=fan,
+        target_impl=options["target_impl"],
+        numerics=options["numerics"],
         step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,
     )
 
@@ -112,11 +116,15 @@ def load(options: Mapping[str, Any]) -> Target:
         here = False
     if not here:
         raise UsageError(f"Expected cpu, or cuda where there is a GPU, as --device, found {device!r}.")
+    native = options.get("target_impl") == "native"
+    if native and torch.device(device).type != "cuda":
+        raise UsageError(f"Expected --target-impl native on a CUDA device, found {device!r}.")
     with stages() as report:
-        return load_target(
+        target = load_target(
             options["target"],
             device=device,
             dtype=options["dtype"],
             quantisation=options["target_quant"],
             progress=report,
         )
+    return proven(target, Way(options["numerics"])) if native else target

@@ -16,10 +16,12 @@ import torch
 from dflash import __version__
 from dflash.drafters.base import Drafter
 from dflash.engine.features import ENCODING, FINGERPRINT, FeatureMode
+from dflash.kernels.attention_plan import Mode
 from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import Policy
 from dflash.policy.step_time import StepTime
 from dflash.target.load import Target
+from dflash.target.native_support import TargetImpl
 from dflash.target.sampling import Sampling
 
 
@@ -40,6 +42,8 @@ class RunSettings:
     dense: bool = False
     shard: tuple[int, int] | None = None
     step_time: StepTime | None = None
+    target_impl: TargetImpl = "generic"
+    numerics: Mode = "fast"
 
 
 def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str, Any]:
@@ -67,7 +71,7 @@ def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str
         "lanes": run.lanes,
         "shard": {"index": run.shard[0], "count": run.shard[1]} if run.shard else None,
         "rng": {"scheme": "philox4x32-10", "version": 1},
-        "engine": {**engine_facts(target), **_profile(run)},
+        "engine": {**engine_facts(target), **_native(run), **_profile(run)},
         "git": git_facts(),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node() if run.keep_host else None,
@@ -102,6 +106,10 @@ def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:
     projection = f"signs of Philox4x32-10, {FINGERPRINT} a token, over sqrt(taps x hidden)"
     found = {"mode": str(run.features), "hidden": hidden, "taps": taps, "projection": projection}
     return found | {"encoding": ENCODING} if run.features == FeatureMode.ALL else found
+
+
+def _native(run: RunSettings) -> Mapping[str, Any]:
+    return {} if run.target_impl == "generic" else {"attention": "native", "numerics": run.numerics}
 
 
 def _profile(run: RunSettings) -> Mapping[str, Any]:

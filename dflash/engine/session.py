@@ -33,6 +33,8 @@ from dflash.policy.block import Block
 from dflash.policy.context import context_from_header
 from dflash.target.load import Target
 from dflash.target.model import TrunkModel
+from dflash.target.native import NativeTrunk
+from dflash.target.native_layers import Way
 from dflash.target.noise import TargetNoise
 
 Entry = Prompt | PromptError
@@ -74,7 +76,7 @@ class Session:
         self.drafter = self._drafter()
         self.taps = self._taps()
         self.header = build_header(target, self.drafter, self._run_settings())
-        self.trunk = TrunkModel(target.model, settings.lanes, 1024, self.taps or self.drafter.taps)
+        self.trunk = self._trunk()
         self.engine = self._engine()
 
     def conversations(self, entries: Iterable[Entry], *, check: bool = False) -> Iterator[ChatConversation]:
@@ -208,6 +210,12 @@ class Session:
         layers = int(self.target.model.config.get_text_config().num_hidden_layers)
         return self.drafter.taps or default_taps(layers)
 
+    def _trunk(self) -> TrunkModel:
+        given = (self.target.model, self.settings.lanes, 1024, self.taps or self.drafter.taps)
+        if self.settings.target_impl == "generic":
+            return TrunkModel(*given)
+        return NativeTrunk(self.target.name, *given, way=Way(self.settings.numerics))
+
     def _engine(self) -> Engine:
         settings = self.settings
         hidden = int(self.target.model.config.get_text_config().hidden_size)
@@ -267,6 +275,8 @@ class Session:
             keep_host=settings.keep_host,
             dense=settings.dense,
             step_time=settings.step_time,
+            target_impl=settings.target_impl,
+            numerics=settings.numerics,
         )
 
 

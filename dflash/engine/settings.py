@@ -12,11 +12,13 @@ from dflash.draftfile.journal import SYNC_SECONDS
 from dflash.engine.chat import Defaults
 from dflash.engine.features import FeatureMode
 from dflash.errors import UsageError
+from dflash.kernels.attention_plan import Mode
 from dflash.policy.context import DraftSampling, RuleContext
 from dflash.policy.control.controller import frame_of
 from dflash.policy.registry import Policy
 from dflash.policy.shape import Shape
 from dflash.policy.step_time import StepTime
+from dflash.target.native_support import TargetImpl
 from dflash.target.quantise import Quantisation
 
 
@@ -47,10 +49,14 @@ class RecordSettings:
     fan: Fan | None = None
     step_time: StepTime | None = None
     draft_quant: Quantisation = "none"
+    target_impl: TargetImpl = "generic"
+    numerics: Mode = "fast"
 
     def __post_init__(self) -> None:
         check_quantisation(self.parts, self.draft_quant)
         self._check_fan()
+        if self.numerics != "fast" and self.target_impl != "native":
+            raise UsageError("Expected --target-impl native with --numerics replay-exact.")
         if self.overwrite and self.resume:
             raise UsageError("Expected --overwrite or --resume, found both.")
         shape = self.policy.shape

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dflash.kernels.lm_head_topk import HeadScores, lm_head_topk
 from dflash.kernels.qkv_rope import Rotary
 from dflash.kernels.row_product import row_product
 from dflash.kernels.tree_attention import tree_attention
@@ -23,8 +24,9 @@ from dflash.target.step_inputs import StepInputs
 class StepOutput(NamedTuple):
     """What a step leaves; the next step of the same space overwrites it."""
 
-    logits: Tensor
-    """`[rows, vocabulary]`."""
+    logits: Tensor | None
+    """`[rows, vocabulary]`; None where the best tokens were asked for."""
+    best: HeadScores | None
     taps: Tensor | None
     """`[rows, taps x hidden]`."""
 
@@ -36,9 +38,12 @@ class LlamaStep:
 
     Attributes:
         taps: transformers' `hidden_states` indices that a step keeps.
+        top: how many of the best tokens are wanted instead of all logits; 0 for logits.
     """
 
-    def __init__(self, name: str, model: Any, taps: Sequence[int] = (), way: Way | None = None) -> None:
+    def __init__(
+        self, name: str, model: Any, taps: Sequence[int] = (), *, top: int = 0, way: Way | None = None
+    ) -> None:
         """Pack the weights.
 
         Raises:
@@ -50,6 +55,7 @@ class LlamaStep:
         eps = float(text.rms_norm_eps)
         self.way = way or Way()
         self.taps = tuple(taps)
+        self.top = top
         self.layers = [layer_weights(layer, eps) for layer in body.layers]
         self.sizes = _sizes(text, self.layers[0], eps)
         self.embedding: Tensor = model.get_input_embeddings().weight.data
@@ -76,7 +82,7 @@ class LlamaStep:
         work = Workspace.make(self.sizes, self.layers[0], rows, self.way)
         taps = like.new_empty(rows, len(self.taps) * self.sizes.hidden) if self.taps else None
         wide = -(-len(self.head) // 16) * 16
-        logits = like.new_empty(rows, wide)[:, : len(self.head)]
+        logits = None if self.top else like.new_empty(rows, wide)[:, : len(self.head)]
         hidden = like.new_empty(rows, self.sizes.hidden)
         attention = work.attention_scratch(self.sizes, cache[0], inputs, tail, self.way)
         return StepSpace(inputs, tail, hidden, work, attention, taps, logits)
@@ -99,10 +105,15 @@ class LlamaStep:
         end = len(self.layers)
         if end in kept:
             kept[end].copy_(final_norm(last, self.norm, self.sizes.eps))
-        logits = row_product(
-            last, self.head, norm=self.norm, eps=self.sizes.eps, out=space.logits, **self.way._asdict()
-        )
-        return StepOutput(logits, space.taps)
+        return StepOutput(*self._scored(space, last), space.taps)
+
+    def _scored(self, space: StepSpace, last: Tensor) -> tuple[Tensor | None, HeadScores | None]:
+        """All logits of the rows, or their best tokens without them."""
+        if self.top:
+            normed = final_norm(last, self.norm, self.sizes.eps)
+            return None, lm_head_topk(normed, self.head, self.top, **self.way._asdict())
+        shared = {"norm": self.norm, "eps": self.sizes.eps, **self.way._asdict()}
+        return row_product(last, self.head, out=space.logits, **shared), None
 
     def _kept(self, space: StepSpace) -> dict[int, Tensor]:
         if space.taps is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +12,13 @@ from torch import Tensor
 
 from dflash.kernels.ancestors import MAX_NODES
 from dflash.target.llama_step import LlamaStep, StepOutput
+from dflash.target.load import Target
 from dflash.target.model import Rows, TrunkModel
 from dflash.target.native_layers import KeyValue, Way
 from dflash.target.scratch import LaneRows, Scratch
 from dflash.target.step_graphs import StepGraphs
 from dflash.target.step_inputs import LaneRow, StepInputs
+from dflash.target.support import self_test, tie_tolerance
 
 WIDTHS = (1, 4, 8, 16, 24, 32, 48, MAX_NODES)
 
@@ -100,6 +104,19 @@ class NativeTrunk(TrunkModel):
                     store[layer] = like.new_zeros(shape)
         layers = range(len(self.step.layers))
         return [KeyValue(self.cache.keys[layer], self.cache.values[layer]) for layer in layers]
+
+
+def proven(target: Target, way: Way | None = None) -> Target:
+    """The target, once its native step has passed the start-up self-test, with the tolerance that it needs.
+
+    Raises:
+        NativeUnsupported: the model does not run on the native kernels.
+        SelfTestFailed: it does, but trees come out wrong.
+    """
+    make = partial(NativeTrunk, target.name, way=way)
+    measured = self_test(target.name, target.model, make)
+    tolerance = max(target.tie_tolerance, tie_tolerance(target.model, measured))
+    return replace(target, tie_tolerance=tolerance)
 
 
 def _row(scratch: Scratch, node: int, token: int) -> LaneRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from dflash.kernels.attention_checks import HEAD_SIZES, MAX_GROUP
 from dflash.target.errors import NativeUnsupported
 
+TargetImpl = Literal["generic", "native"]
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 ROPES = ("default", "linear", "llama3", "yarn")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -49,8 +50,11 @@ def check_config(name: str, config: Any) -> None:
 
 
 @torch.inference_mode()
-def self_test(name: str, model: Any) -> Measured:
+def self_test(name: str, model: Any, make: Callable[..., TrunkModel] = TrunkModel) -> Measured:
     """Score a six-node tree and compare every path with a plain forward of the same tokens.
+
+    Args:
+        make: what scores the tree, from a model, lanes and capacity.
 
     Returns:
         The largest difference of a logit, and the largest logit.
@@ -63,7 +67,7 @@ def self_test(name: str, model: Any) -> Measured:
     vocabulary = min(int(model.config.get_text_config().vocab_size), 30_000)
     tokens = torch.randint(0, vocabulary, (_TRUNK + len(_TREE),), generator=generator).tolist()
     trunk, nodes = tokens[:_TRUNK], tokens[_TRUNK:]
-    scored = TrunkModel(model, lanes=1, capacity=_TRUNK + len(_TREE))
+    scored = make(model, lanes=1, capacity=_TRUNK + len(_TREE))
     scored.append(0, trunk)
     logits = scored.score([LaneRows(0, nodes, _TREE)])[0].logits.float()
     worst, largest = 0.0, 1.0

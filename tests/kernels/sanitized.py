@@ -12,9 +12,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from dflash.kernels.accept_tree import Sampled, accept_tree
 from dflash.kernels.attention_plan import TILES
 from dflash.kernels.block_attention import block_attention
+from dflash.kernels.gate_up import gate_up
 from dflash.kernels.philox import philox
+from dflash.kernels.product_plan import TILES as PRODUCT_TILES
+from dflash.kernels.qkv_rope import Rotary, qkv_rope
+from dflash.kernels.row_product import row_product
 from dflash.kernels.tree_attention import tree_attention
 from tests.kernels.accept_cases import draw
+from tests.kernels.product_cases import draw as draw_rows
+from tests.kernels.product_cases import draw_heads
 from tests.kernels.tree_cases import make_case
 
 
@@ -33,7 +39,22 @@ def main() -> None:
         torch.zeros((9, 4), dtype=torch.int32, device="cuda"),
         torch.zeros((9, 2), dtype=torch.int32, device="cuda"),
     )
+    products()
     torch.cuda.synchronize()
+
+
+def products() -> None:
+    """The small products, split and whole, on sizes that no tile divides."""
+    whole = PRODUCT_TILES["rows", 16, "large"]
+    for tile in (whole._replace(programs=1), whole._replace(half=64, programs=10**6, swap=True)):
+        case = draw_rows(17, 97 * 2, 1040, torch.bfloat16).to("cuda")
+        row_product(case.x, case.weight, norm=case.norm, residual=case.residual, tile=tile)
+        gate_up(case.x, case.weight, case.norm, tile=tile)
+        heads = draw_heads(17, 2, 1, 96, 1040, torch.bfloat16, pads=3).to("cuda")
+        qkv_rope(
+            heads.rows.x, heads.rows.weight, heads.rows.norm, Rotary(heads.cos, heads.sin), heads.positions,
+            heads.places, heads.k, heads.v, tile=tile,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ import torch
 import transformers as tf
 
 from dflash.target.errors import NativeUnsupported
+from dflash.target.llama_step import LlamaStep
 from dflash.target.model import TrunkModel
 from dflash.target.native import NativeTrunk
 from dflash.target.native_layers import Way
 from dflash.target.scratch import LaneRows
+from dflash.target.step_graphs import StepGraphs
 
 SMALL = {
     "vocab_size": 97,
@@ -229,6 +231,23 @@ def test_the_default_target_with_its_real_weights(default_target: Path) -> None:
     trunk = NativeTrunk("default", model, lanes=2, taps=taps, way=REFERENCE)
     prompts = [[1, 4093, 198, 1348], [7 * i % 40_000 for i in range(70)]]
     check_trees(model, trunk, prompts, 17, taps, {"atol": 2e-3, "rtol": 2e-3}, every=5)
+
+
+def test_the_best_tokens_are_those_of_the_logits_ties_to_the_lowest_id() -> None:
+    model = make("llama")
+    weight = model.lm_head.weight.data
+    weight[50] = weight[3] = 99 * weight[3]
+    weight[60] = weight[10] = -weight[3]
+    trunk = NativeTrunk("tiny", model, way=REFERENCE)
+    trunk.append(0, list(range(30)))
+    rows = LaneRows(0, *random_tree(8, 4))
+    logits = trunk.score([rows])[0].logits
+    graphs = StepGraphs(LlamaStep("tiny", model, top=4, way=REFERENCE))
+    with torch.inference_mode():
+        found = graphs.run(trunk._cache(), 8, 8, lambda inputs: trunk._fill(inputs, [rows], [0])).best
+    torch.testing.assert_close(found.values, logits.topk(4).values, atol=2e-5, rtol=2e-4)
+    torch.testing.assert_close(found.lse, logits.logsumexp(-1), atol=2e-5, rtol=2e-4)
+    assert all(ids[:2] in ([3, 50], [10, 60]) for ids in found.ids.tolist())
 
 
 class _Counted:
