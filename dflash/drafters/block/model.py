@@ -136,8 +136,7 @@ class BlockDrafter(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[…, draft vocabulary]` of hidden rows, before any head that reads the token before."""
-        head = self.lm_head if self.lm_head is not None else self._loan().head
-        logits = head(hidden)
+        logits = self.output_head(hidden)
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
         if self.config.softcap is not None:
@@ -174,6 +173,11 @@ class BlockDrafter(nn.Module):
             return logits
         whole = logits.new_full((*logits.shape[:-1], self.config.vocabulary), -torch.inf)
         return whole.index_copy(-1, self.draft_ids, logits)
+
+    @property
+    def output_head(self) -> Callable[[Tensor], Tensor]:
+        """The drafter's own output head, or the target's."""
+        return self.lm_head if self.lm_head is not None else self._loan().head
 
     @property
     def draft_ids(self) -> Tensor:
