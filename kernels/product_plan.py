@@ -48,8 +48,8 @@ class ProductPlan(NamedTuple):
 # not measured yet: chosen by bytes in flight, to be swept by dflash/bench/product_sweep.py.
 # small: weights of at most two million numbers, where latency counts; a depth split costs a merge there
 TILES: dict[tuple[Product, int, Size], ProductTile] = {
-    ("qkv", 16, "small"): ProductTile(16, 128, 4, 5, 1, False, 1024, True),
-    ("qkv", 32, "small"): ProductTile(16, 128, 4, 5, 1, False, 1024, True),
+    ("qkv", 16, "small"): ProductTile(8, 256, 4, 3, 1, False, 1024, True),
+    ("qkv", 32, "small"): ProductTile(8, 256, 4, 3, 1, False, 1024, True),
     ("qkv", 64, "small"): ProductTile(16, 128, 4, 4, 1, True, 1024, True),
     ("qkv", 16, "large"): ProductTile(32, 128, 4, 4, 132, False, 1024, True),
     ("qkv", 32, "large"): ProductTile(32, 128, 4, 4, 132, False, 1024, True),
@@ -60,8 +60,8 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("gate-up", 16, "large"): ProductTile(32, 128, 4, 4, 132, False, 1024, True),
     ("gate-up", 32, "large"): ProductTile(32, 128, 4, 4, 132, False, 1024, True),
     ("gate-up", 64, "large"): ProductTile(64, 64, 4, 4, 132, True, 1024, True),
-    ("rows", 16, "small"): ProductTile(16, 128, 4, 5, 1, False, 2048, True),
-    ("rows", 32, "small"): ProductTile(16, 128, 4, 5, 1, False, 2048, True),
+    ("rows", 16, "small"): ProductTile(8, 256, 4, 3, 1, False, 2048, True),
+    ("rows", 32, "small"): ProductTile(8, 256, 4, 3, 1, False, 2048, True),
     ("rows", 64, "small"): ProductTile(16, 128, 4, 4, 1, False, 2048, True),
     ("rows", 16, "large"): ProductTile(32, 128, 4, 4, 264, False, 1024, True),
     ("rows", 32, "large"): ProductTile(32, 128, 4, 4, 264, False, 1024, True),

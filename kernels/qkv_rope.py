@@ -95,7 +95,8 @@ def qkv_plan(
     if not whole_heads or plan.tile.half >= head // 2:
         return plan
     # a norm of heads needs each head in one program; its tiles are larger, so fewer are in flight
-    widest = plan.tile._replace(half=1 << (head // 2 - 1).bit_length(), stages=min(plan.tile.stages, 4))
+    half, block_k = 1 << (head // 2 - 1).bit_length(), min(plan.tile.block_k, 128)
+    widest = plan.tile._replace(half=half, block_k=block_k, stages=min(plan.tile.stages, 4))
     return product_plan("qkv", rows, heads * head // 2, depth, mode, widest, group=head // 2)
 
 

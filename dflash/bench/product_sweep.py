@@ -33,16 +33,22 @@ SHARED = 227 << 10
 def tiles_of(shape: ProductShape) -> Iterator[ProductTile]:
     """Tiles to try: what fits the device, and leaves enough programs."""
     rows = block_of(shape.rows, "fast")
-    for half, block_k, stages, warps, swap in itertools.product(
-        [16, 32, 64], [64, 128, 256], [2, 3, 4, 6], [4, 8], [False, True]
+    for half, block_k, warps, swap in itertools.product(
+        [8, 16, 32, 64], [64, 128, 256], [2, 4, 8], [False, True]
     ):
-        if shape.head_norms and half < shape.head // 2:
+        if (shape.head_norms and half < shape.head // 2) or (swap and half == 8):
             continue
-        if stages * block_k * (2 * half + rows) * 2 > SHARED or (half == 64 and block_k == 256):
+        if (warps == 2 and (half > 8 or rows > 32)) or (warps == 8 and half * rows < 64 * 64):
             continue
-        if warps == 8 and half * rows < 64 * 32:
-            continue
-        yield ProductTile(half, block_k, warps, stages, 1, swap, 1024, True)
+        for stages in {64: [4, 6], 128: [3, 5], 256: [2, 3]}[block_k]:
+            if stages * block_k * (2 * half + rows) * 2 <= SHARED:
+                yield ProductTile(half, block_k, warps, stages, 1, swap, 1024, True)
+
+
+def compiled_as(shape: ProductShape, tile: ProductTile) -> tuple[object, ...]:
+    """Shapes that agree in this share compiled code."""
+    even = shape.depth % tile.block_k == 0
+    return shape.kernel, block_of(shape.rows, "fast"), shape.head, shape.head_norms, even, tile
 
 
 def _compile(job: tuple[ProductShape, ProductTile]) -> None:
@@ -95,7 +101,7 @@ def sweep(shape: ProductShape) -> list[dict]:
 def main(out: str, *numbers: str) -> None:
     """Sweep shapes and write every result."""
     shapes = [PRODUCT_SHAPES[int(i)] for i in numbers] or PRODUCT_SHAPES
-    jobs = {(s.kernel, block_of(s.rows, "fast"), s.depth, t): (s, t) for s in shapes for t in tiles_of(s)}
+    jobs = {compiled_as(s, t): (s, t) for s in shapes for t in tiles_of(s)}
     with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
         pool.map(_compile, list(jobs.values()), chunksize=2)
     print("compiled", len(jobs), flush=True)

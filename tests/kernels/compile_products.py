@@ -75,6 +75,9 @@ def configurations() -> dict[str, list[object]]:
     for rows in (16, 64):
         found[f"qkv {rows} Qwen3"] = compile_qkv(rows, TILES["qkv", rows, "large"], 4096, 128, normed=True)
         found[f"rows {rows} head"] = compile_rows(rows, TILES["rows", rows, "large"], 4096, normed=True)
+    for rows in (32, 64):
+        small = TILES["qkv", rows, "small"]
+        found[f"qkv {rows} small Qwen3"] = compile_qkv(rows, small, 512, 128, normed=True)
     found["qkv 16 bias d96"] = compile_qkv(16, TILES["qkv", 16, "large"], 576, 96, bias=True)
     swapped = TILES["rows", 16, "large"]._replace(half=64, swap=True)
     found["rows 16 swapped"] = compile_rows(16, swapped, 4096)

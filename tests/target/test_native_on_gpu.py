@@ -18,13 +18,17 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+# the widths of Llama-3.2-1B and Qwen3-0.6B
 LLAMA = {
-    "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4,
-    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 8192,
+    "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 8192,
+}  # fmt: skip
+QWEN3 = LLAMA | {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "head_dim": 128,
 }  # fmt: skip
 MODELS = {
     "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**LLAMA)),
-    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**LLAMA | {"head_dim": 128})),
+    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**QWEN3)),
 }
 
 
