@@ -12,13 +12,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from dflash.kernels.accept_tree import Sampled, accept_tree
 from dflash.kernels.attention_plan import TILES
 from dflash.kernels.block_attention import block_attention
+from dflash.kernels.feature_codes import CODES
 from dflash.kernels.gate_up import gate_up
+from dflash.kernels.lm_head_topk import lm_head_topk
+from dflash.kernels.pack_features import feature_ring, pack_features
 from dflash.kernels.philox import philox
 from dflash.kernels.product_plan import TILES as PRODUCT_TILES
 from dflash.kernels.qkv_rope import Rotary, qkv_rope
 from dflash.kernels.row_product import row_product
 from dflash.kernels.tree_attention import tree_attention
 from tests.kernels.accept_cases import draw
+from tests.kernels.head_cases import make_head
+from tests.kernels.pack_cases import make_round
 from tests.kernels.product_cases import draw as draw_rows
 from tests.kernels.product_cases import draw_heads
 from tests.kernels.tree_cases import make_case
@@ -40,7 +45,21 @@ def main() -> None:
         torch.zeros((9, 2), dtype=torch.int32, device="cuda"),
     )
     products()
+    head()
     torch.cuda.synchronize()
+
+
+def head() -> None:
+    """The head with everything that can be asked of it, and the packing, on sizes that no tile divides."""
+    for rows, mapped in ((3, False), (35, True)):
+        case = make_head(rows, 5003, 1040, dtype=torch.bfloat16).to("cuda")
+        ids = torch.arange(0, 15009, 3, dtype=torch.int32, device="cuda") if mapped else None
+        lm_head_topk(case.hidden, case.weight, 5, ids=ids, asked=case.asked, draw=case.draw)
+        lm_head_topk(case.hidden, case.weight, 32, ids=ids, asked=case.asked)
+    for encoding in CODES:
+        ring = feature_ring(40, 200, encoding, "cuda")
+        for seed in range(2):
+            pack_features(*(t.cuda() for t in make_round(3, 7, 200, torch.bfloat16, seed)), ring)
 
 
 def products() -> None:
