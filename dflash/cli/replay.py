@@ -95,7 +95,7 @@ from dflash.replay.verdicts import VerdictWriter
     show_default=True,
     help="Processes that share the files of a run.",
 )
-@output_option("what each policy decided in every round, as Parquet (law-exact walks decide none),")
+@output_option("what each policy decided in every round, as Parquet,")
 @overwrite_option
 @json_option
 def replay(

@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash.cli.cost_text import render_cost
+from dflash.cli.policy_cell import estimate_cell, number_cell, policy_cell
 from dflash.policy.rule import Exactness
 from dflash.replay.branching import BRANCHING_DEFINITIONS, Branches
 from dflash.replay.calibration import CALIBRATION_DEFINITIONS, Calibrated
 from dflash.replay.cost import COST_DEFINITIONS
 from dflash.replay.knee import KNEE_DEFINITIONS, Knee
 from dflash.replay.result import PolicyRow, Replay
-from dflash.replay.statistics import Interval
 from dflash.replay.work import SPEED_DEFINITIONS, Speed
 
 
@@ -60,16 +60,16 @@ def _branching(found: Branches) -> str:
     wins = ", ".join(str(count) for count in found.wins)
     return (
         f"{found.branching_rounds} branching rounds: wins by branch {wins}, none {found.accepted_nothing}; "
-        f"later branches win {_share(found.later_branch_wins, found.later_interval)}; first-token diversity "
-        f"{_share(found.first_token_diversity, None)}; duplicate first tokens "
-        f"{_share(found.duplicate_first_token_rate, found.duplicate_interval)}"
+        f"later branches win {number_cell(found.later_branch_wins, found.later_interval)}; "
+        f"first-token diversity {number_cell(found.first_token_diversity)}; duplicate first tokens "
+        f"{number_cell(found.duplicate_first_token_rate, found.duplicate_interval)}"
     )
 
 
 def _calibrated(found: Calibrated) -> str:
     return (
         f"{found.signal}, {found.accepted} of {found.reached} reached nodes accepted, "
-        f"ECE {_share(found.ece, found.ece_interval)}, AUC {_share(found.auc, found.auc_interval)}"
+        f"ECE {number_cell(found.ece, found.ece_interval)}, AUC {number_cell(found.auc, found.auc_interval)}"
     )
 
 
@@ -80,28 +80,26 @@ def _reliability(found: Calibrated) -> Table:
     for item in filled:
         table.add_column(f"{item.low:.1f}-{item.high:.1f}", justify="right")
     table.add_row("reached", *(str(item.reached) for item in filled))
-    table.add_row("mean score", *(_share(item.score, None) for item in filled))
-    table.add_row("accepted", *(_share(item.accepted / item.reached, None) for item in filled))
+    table.add_row("mean score", *(number_cell(item.score) for item in filled))
+    table.add_row("accepted", *(number_cell(item.accepted / item.reached) for item in filled))
     return table
 
 
 def _speeds(rows: Sequence[PolicyRow]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("policy", overflow="fold")
-    for name in ("speed-up", "95 %", "difference", "95 %", "tokens/s", "round ms", "rows/token"):
+    table.add_column("policy", no_wrap=True, overflow="fold")
+    for name in ("speed-up (95 %)", "difference (95 %)", "tokens/s", "round ms", "rows a token"):
         table.add_column(name, justify="right")
     for index, row in enumerate(rows):
         if row.speed is not None:
-            table.add_row(row.policy, *_speed(row.speed, first=index == 0))
+            table.add_row(policy_cell(row.policy), *_speed(row.speed, first=index == 0))
     return table
 
 
 def _speed(speed: Speed, first: bool) -> tuple[str, ...]:
     return (
-        f"{speed.speed_up:.3f}",
-        _interval(speed.interval),
-        "-" if first else f"{speed.difference:+.3f}",
-        _interval(speed.difference_interval),
+        estimate_cell(speed.speed_up, speed.interval),
+        "-" if first else estimate_cell(speed.difference, speed.difference_interval, "+.3f"),
         f"{speed.tokens_per_second:.4g}",
         f"{speed.round_us / 1e3:.4g}",
         f"{speed.verified_per_token:.2f}",
@@ -110,12 +108,3 @@ def _speed(speed: Speed, first: bool) -> tuple[str, ...]:
 
 def _list(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.3f}" for value in values)
-
-
-def _interval(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
-
-
-def _share(value: float | None, interval: Interval | None) -> str:
-    shown = "-" if value is None else f"{value:.3f}"
-    return shown if interval is None else f"{shown} ({_interval(interval)})"

@@ -7,34 +7,28 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from dflash.cli.policy_cell import add_numbers, estimate_cell, interval_cell, number_cell, policy_cell
 from dflash.cli.replay_details import render_details
 from dflash.replay.definitions import DEFINITIONS
 from dflash.replay.result import CheckReport, PolicyRow, Replay
-from dflash.replay.statistics import Interval
 
 _POSITIONS = 8
-_NUMBERS = (
-    *("rounds", "tau", "95 %", "difference", "95 %"),
-    *("kept/round", "95 %", "drafted/token", "changed"),
-)
 _MEANING = {
-    "exactness": "exactness",
     "walk": "walk",
     "lossless": "lossless",
-    "tau": "tau",
-    "95 %": "interval",
-    "difference": "difference",
-    "kept/round": "emitted_per_round",
-    "drafted/token": "drafted_per_token",
+    "tau (95 %)": "tau",
+    "difference (95 %)": "difference",
+    "kept a round (95 %)": "emitted_per_round",
+    "drafted a token": "drafted_per_token",
     "changed": "changed_rounds",
-    "marginal": "marginal",
-    "conditional": "conditional",
 }
+_WORDS = ("walk", "lossless")
+_ACCEPTANCE = ("marginal", "conditional")
 
 
 def render(runs: Sequence[Replay], console: Console) -> None:
-    """Print every run, and the definitions once."""
-    words = {heading: DEFINITIONS[name] for heading, name in _MEANING.items()}
+    """Print every run, and the definitions of what was printed once."""
+    words = {"exactness": _ways([row for run in runs for row in run.rows])}
     for number, run in enumerate(runs):
         if number:
             console.print()
@@ -50,40 +44,57 @@ def _render(run: Replay, console: Console) -> dict[str, str]:
         f"{files}: {run.requests} requests, recorded under {run.recorded}",
         soft_wrap=True,
     )
-    console.print(_policies(run.rows))
-    console.print(_positions(run.rows))
+    columns = _columns(run.rows)
+    console.print(_policies(run.rows, columns))
+    told = {name.removesuffix(" (95 %)"): _MEANING[name] for name in columns if name in _MEANING}
+    words = {heading: DEFINITIONS[name] for heading, name in told.items()}
+    if any(" to " in cell for cells in columns.values() for cell in cells):
+        words["95 %"] = DEFINITIONS["interval"]
+    if any(row.acceptance for row in run.rows):
+        console.print(_positions(run.rows))
+        words |= {name: DEFINITIONS[name] for name in _ACCEPTANCE}
     for row in run.rows:
         for remark in _remarks(row):
             console.print(f"{row.policy}: {remark}", soft_wrap=True)
-    words = render_details(run, console)
+    words |= render_details(run, console)
     if run.check is not None:
         _check(run.check, console)
     return words
 
 
-def _policies(rows: Sequence[PolicyRow]) -> Table:
+def _ways(rows: Sequence[PolicyRow]) -> str:
+    """Say what the ways mean in which these rows were replayed."""
+    met = {row.exactness.partition(" ")[0] for row in rows}
+    told = DEFINITIONS["exactness"].split("; ")
+    return "; ".join(text for text in told if text.partition(":")[0] in met)
+
+
+def _columns(rows: Sequence[PolicyRow]) -> dict[str, list[str]]:
+    """The cells of every column in which some row has something to say."""
+    columns = {
+        "walk": [row.walk for row in rows],
+        "lossless": ["yes" if row.lossless else "no" for row in rows],
+        "rounds": [f"{row.rounds:.6g}" for row in rows],
+        "tau (95 %)": [estimate_cell(row.tau, row.interval) for row in rows],
+        "difference (95 %)": [estimate_cell(row.difference, row.difference_interval, "+.3f") for row in rows],
+        "kept a round (95 %)": [estimate_cell(row.emitted_per_round, row.emitted_interval) for row in rows],
+        "drafted a token": [number_cell(row.drafted_per_token) for row in rows],
+        "changed": ["-" if row.changed_rounds is None else str(row.changed_rounds) for row in rows],
+    }
+    if all(row.walk == row.exactness for row in rows):
+        del columns["walk"]
+    return {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
+
+
+def _policies(rows: Sequence[PolicyRow], columns: dict[str, list[str]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("policy", overflow="fold")
-    for name in ("exactness", "walk", "lossless"):
+    table.add_column("policy", no_wrap=True, overflow="fold")
+    table.add_column("exactness")
+    for name in (name for name in columns if name in _WORDS):
         table.add_column(name)
-    for name in _NUMBERS:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row.policy,
-            row.exactness,
-            row.walk,
-            "yes" if row.lossless else "no",
-            f"{row.rounds:.6g}",
-            _number(row.tau),
-            _interval(row.interval),
-            "-" if row.difference is None else f"{row.difference:+.3f}",
-            _interval(row.difference_interval),
-            _number(row.emitted_per_round),
-            _interval(row.emitted_interval),
-            _number(row.drafted_per_token),
-            "-" if row.changed_rounds is None else str(row.changed_rounds),
-        )
+    add_numbers(table, {name: cells for name, cells in columns.items() if name not in _WORDS})
+    for row, *cells in zip(rows, *columns.values(), strict=True):
+        table.add_row(policy_cell(row.policy), row.exactness, *cells)
     return table
 
 
@@ -91,7 +102,7 @@ def _positions(rows: Sequence[PolicyRow]) -> Table:
     """Acceptance at the first positions, marginal and conditional."""
     deepest = min(_POSITIONS, max(len(row.acceptance) for row in rows))
     table = Table(box=None, pad_edge=False)
-    table.add_column("policy", overflow="fold")
+    table.add_column("policy", no_wrap=True, overflow="fold")
     table.add_column("accepted at")
     for position in range(1, deepest + 1):
         table.add_column(str(position), justify="right")
@@ -105,9 +116,11 @@ def _positions(rows: Sequence[PolicyRow]) -> Table:
                 [item.conditional_interval for item in shown],
             ),
         ):
-            table.add_row(row.policy if name == "marginal" else "", name, *map(_number, rates))
+            table.add_row(
+                policy_cell(row.policy) if name == "marginal" else "", name, *map(number_cell, rates)
+            )
             if any(intervals):
-                table.add_row("", "95 %", *map(_interval, intervals), style="dim")
+                table.add_row("", "95 %", *map(interval_cell, intervals), style="dim")
     return table
 
 
@@ -116,7 +129,9 @@ def _remarks(row: PolicyRow) -> list[str]:
     walked = []
     if row.walked is not None:
         facts = row.walked
-        walked.append(f"walked {_number(facts.covered)} of the answers' tokens, {facts.near_ties} near-ties")
+        walked.append(
+            f"walked {number_cell(facts.covered)} of the answers' tokens, {facts.near_ties} near-ties"
+        )
         if facts.left_trunk:
             walked.append(f"{facts.left_trunk} requests left the trunk and end there")
         if facts.clipped:
@@ -145,11 +160,3 @@ def _check(check: CheckReport, console: Console) -> None:
     for tie in check.ties:
         outcome = "reproduced" if tie.reproduced else "decided the other way"
         console.print(f"  coin tie: request {tie.request_id}, round {tie.round}, {outcome}", soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _interval(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dflash.cli.cost_text import render_cost
+from dflash.cli.policy_cell import add_numbers, estimate_cell, number_cell, policy_cell
 from dflash.policy.rule import Exactness
-from dflash.replay.statistics import Interval
 from dflash.replay.tune_document import TUNE_WORDS
 from dflash.replay.tuned import Candidate, Cell, Tuned
 
@@ -36,15 +36,21 @@ def _recommendation(found: Tuned, console: Console) -> None:
     best, frugal = found.candidates[found.best], found.candidates[found.frugal]
     speed = best.speed
     console.print(f"best: {best.policy}", style="bold", soft_wrap=True)
+    if not found.speculates():
+        console.print(
+            "  do not speculate: on these requests no policy is faster than one token after the other",
+            style="bold",
+            soft_wrap=True,
+        )
     sure = "" if speed.best_share is None else f", the fastest in {speed.best_share:.0%} of resamples"
     console.print(
-        f"  speed-up {_value(speed.speed_up, speed.interval)} at batch {found.model.batch:g}{sure}",
+        f"  speed-up {number_cell(speed.speed_up, speed.interval)} at batch {found.model.batch:g}{sure}",
         soft_wrap=True,
     )
     row = best.row
-    told = f"tau {_value(row.tau, row.interval)}"
+    told = f"tau {number_cell(row.tau, row.interval)}"
     if row.tau is None:
-        told = f"kept/round {_value(row.emitted_per_round, row.emitted_interval)}"
+        told = f"kept a round {number_cell(row.emitted_per_round, row.emitted_interval)}"
     console.print(f"  {told}, {row.exactness}, on {found.requests} requests", soft_wrap=True)
     for remark in (*row.remarks, *_advice(found)):
         console.print(f"  {remark}", soft_wrap=True)
@@ -56,7 +62,7 @@ def _recommendation(found: Tuned, console: Console) -> None:
         )
     if found.contest is not None:
         contest = found.contest
-        gain = _value(contest.difference, contest.interval, "+.3f")
+        gain = number_cell(contest.difference, contest.interval, "+.3f")
         console.print(
             f"adaptive against static: {contest.adaptive} minus {contest.static}: speed-up {gain}",
             soft_wrap=True,
@@ -65,9 +71,18 @@ def _recommendation(found: Tuned, console: Console) -> None:
 
 def _advice(found: Tuned) -> list[str]:
     best, advice = found.candidates[found.best], []
+    if tied := found.untold():
+        advice.append(
+            f"{tied} of the other policies cannot be told from it on these requests: their order is open"
+        )
     if best.row.exactness == Exactness.REJUDGE:
         advice.append(
-            "judged at another policy's anchors; a recording with --dense is walked as it would run"
+            "re-judged at another policy's anchors, so that tau and close ranks may differ live; a recording "
+            "with --dense is walked as it would run"
+        )
+    if found.extrapolated():
+        advice.append(
+            f"extrapolated: no batch near {found.model.batch:g} was timed, which the interval does not show"
         )
     if not best.policy.rule.runs_live():
         advice.append("for other engines: `dflash record` does not decide by this rule")
@@ -80,35 +95,34 @@ def _advice(found: Tuned) -> list[str]:
 def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:
     """The first policies, and all others that are on the front."""
     shown = [item for place, item in enumerate(candidates) if place < limit or item.front]
-    columns: dict[str, Callable[[Candidate], list[str]]] = {
-        "speed-up": lambda item: [f"{item.speed.speed_up:.3f}", _interval(item.speed.interval)],
-        "to best": lambda item: [f"{item.speed.difference:+.3f}", _interval(item.speed.difference_interval)],
-        "best share": lambda item: [_number(item.speed.best_share, ".2f")],
-        "tau": lambda item: [_number(item.row.tau), _interval(item.row.interval)],
-        "kept/round": lambda item: [
-            _number(item.row.emitted_per_round),
-            _interval(item.row.emitted_interval),
-        ],
-        "rows/token": lambda item: [f"{item.speed.verified_per_token:.2f}"],
-        "divergence": lambda item: [f"{item.divergence:.4f}"],
+    columns: dict[str, Callable[[Candidate], str]] = {
+        "speed-up (95 %)": lambda item: estimate_cell(item.speed.speed_up, item.speed.interval),
+        "to best (95 %)": lambda item: estimate_cell(
+            item.speed.difference, item.speed.difference_interval, "+.3f"
+        ),
+        "best share": lambda item: number_cell(item.speed.best_share, form=".2f"),
+        "tau (95 %)": lambda item: estimate_cell(item.row.tau, item.row.interval),
+        "kept a round (95 %)": lambda item: estimate_cell(
+            item.row.emitted_per_round, item.row.emitted_interval
+        ),
+        "rows a token": lambda item: f"{item.speed.verified_per_token:.2f}",
+        "divergence": lambda item: f"{item.divergence:.4f}",
     }
     if all(item.row.tau is not None for item in shown):
-        del columns["kept/round"]
+        del columns["kept a round (95 %)"]
     if all(item.row.tau is None for item in shown):
-        del columns["tau"]
+        del columns["tau (95 %)"]
     if not any(item.divergence for item in shown):
         del columns["divergence"]
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    table.add_column("policy", overflow="fold")
+    table.add_column("policy", no_wrap=True, overflow="fold")
     table.add_column("exactness")
-    for name, cells in columns.items():
-        for heading in (name, "95 %")[: len(cells(candidates[0]))]:
-            table.add_column(heading, justify="right")
-    for item in shown:
+    rows = [[cell(item) for cell in columns.values()] for item in shown]
+    add_numbers(table, dict(zip(columns, zip(*rows, strict=True), strict=True)))
+    for item, numbers in zip(shown, rows, strict=True):
         mark = ("*" if item.front else " ") + ("" if item.admissible else "x")
-        numbers = [text for cells in columns.values() for text in cells(item)]
-        table.add_row(mark, str(item.policy), item.row.exactness, *numbers)
+        table.add_row(mark, policy_cell(str(item.policy)), item.row.exactness, *numbers)
     return table
 
 
@@ -149,15 +163,3 @@ def _cell(cell: Cell | None, best: Cell, spread: float) -> Text:
     faded = round(235 - 150 * strength)
     colour = f"rgb({faded},235,{faded})" if cell.speed_up >= 1.0 else f"rgb(235,{faded},{faded})"
     return Text(f"{cell.speed_up:5.2f}{mark}", Style(color="black", bgcolor=colour, bold=cell is best))
-
-
-def _interval(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
-
-
-def _value(value: float | None, interval: Interval | None, form: str = ".3f") -> str:
-    return _number(value, form) + ("" if interval is None else f" ({_interval(interval)})")
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else format(value, form)

@@ -119,6 +119,14 @@ class FileTruncated(OpenError):
         )
 
 
+class TrailingBytes(OpenError):
+    def __init__(self, path: Path, count: int) -> None:
+        super().__init__(
+            f"{path} is a whole Parquet file with {count} bytes more after its end; cut them off, or copy it "
+            "again."
+        )
+
+
 class NotParquet(OpenError):
     def __init__(self, path: Path, found: bytes) -> None:
         super().__init__(f"{path} is not a Parquet file: expected it to begin with b'PAR1', found {found!r}.")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +30,7 @@ from dflash.draftfile.errors import (
     NotAFile,
     NotParquet,
     SealBroken,
+    TrailingBytes,
     UnknownCapability,
 )
 from dflash.draftfile.metadata import (
@@ -46,6 +47,10 @@ from dflash.draftfile.summary import Summary
 METADATA_LIMIT = 16 << 20
 THRIFT_ITEMS = 1 << 20
 SMALLEST = 12
+# the first field of Thrift's compact protocol: number 1, a 32-bit integer
+FOOTER_BEGINS = b"\x15"
+# how far back the end of a file is looked for
+TRAILING = 1 << 20
 CAPABILITIES = ("features",)
 
 
@@ -177,14 +182,34 @@ def _check_ends(path: Path) -> None:
                 raise FileTruncated(path, f"{size} bytes")
             file.seek(size - 8)
             length, tail = struct.unpack("<I4s", file.read(8))
+            beyond = _beyond(file, size) if tail != MAGIC else 0
     except OSError as error:
         raise FileUnreadable(path, error.strerror or str(error)) from error
+    if beyond:
+        raise TrailingBytes(path, beyond)
     if tail != MAGIC:
         raise FileTruncated(path, f"it ends with {tail!r}")
     if length > METADATA_LIMIT:
         raise MetadataTooLarge(path, length, METADATA_LIMIT)
     if length > size - SMALLEST:
         raise FileTruncated(path, f"the footer claims {length} of {size} bytes")
+
+
+def _beyond(file: BinaryIO, size: int) -> int:
+    """How many bytes follow what looks like the end of a Parquet file; 0 if nothing does."""
+    start = max(0, size - TRAILING)
+    file.seek(start)
+    read = file.read()
+    at = read.rfind(MAGIC)
+    while at >= 8:
+        (length,) = struct.unpack("<I", read[at - 4 : at])
+        begin = start + at - 4 - length
+        if begin >= len(MAGIC):
+            file.seek(begin)
+            if file.read(1) == FOOTER_BEGINS:
+                return size - (start + at + len(MAGIC))
+        at = read.rfind(MAGIC, 0, at)
+    return 0
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,6 +23,25 @@ class PolicySyntax(DflashError):
         super().__init__(f"Expected a policy as NAME:key=value,key=value, found {found!r} in {text!r}.")
 
 
+class PolicyIsFile(DflashError):
+    """A file that holds no policy is given as one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"Expected a policy as NAME:key=value,key=value or a .toml file, found the file {text!r}. "
+            "Draft files are given without --policy."
+        )
+
+
+class UnknownSection(DflashError):
+    """A policy file has a section or a key outside of the three sections."""
+
+    def __init__(self, path: str, name: str, known: Iterable[str], *, key: bool) -> None:
+        found = f"the key {name!r} outside of them" if key else f"a section [{name}]"
+        advice = "Write it under one of them, name under [rule]." if key else _nearest(name, known)
+        super().__init__(f"{path}: a policy has [rule], [shape] and [control], found {found}. {advice}")
+
+
 class UnknownRule(DflashError):
     """No acceptance rule has this name."""
 
@@ -42,6 +61,15 @@ class UnknownParameter(DflashError):
 
     def __init__(self, rule: str, name: str, known: Iterable[str]) -> None:
         super().__init__(f"Policy {rule!r} takes no parameter {name!r}. {_nearest(name, known)}")
+
+
+class MisplacedParameter(UnknownParameter):
+    """A policy file has a parameter of the shape under the rule, or the other way round."""
+
+    def __init__(self, rule: str, name: str, found: str, home: str) -> None:
+        DflashError.__init__(
+            self, f"Policy {rule!r} takes {name!r} under [{home}], found it under [{found}]. Move it there."
+        )
 
 
 class BadParameter(DflashError):

@@ -32,7 +32,10 @@ class Match(Rule):
     def remark(self, context: RuleContext) -> str | None:
         """Say so where drafts do not share the target's noise; see `Rule.remark`."""
         if context.sampled and context.proposal is not Proposal.SHARED:
-            return f"drafts are {context.proposal}: match accepts less than it would on shared ones"
+            return (
+                f"drafts are {context.proposal}: match accepts less than it would on shared ones; judge "
+                "these by speculative, or record with --proposal shared"
+            )
         return None
 
 

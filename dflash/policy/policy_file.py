@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash.policy.errors import BadPolicyFile
+from dflash.policy.errors import BadPolicyFile, UnknownSection
 
 SUFFIX = ".toml"
 SECTIONS = ("rule", "shape", "control")
@@ -21,7 +21,8 @@ def read_policy_file(path: str | Path) -> dict[str, dict[str, Any]]:
         The three sections, as `Policy.from_dict` takes them.
 
     Raises:
-        BadPolicyFile: it cannot be read, is no TOML, has another section, or names no rule.
+        BadPolicyFile: it cannot be read, is no TOML, or names no rule.
+        UnknownSection: it has another section, or keys outside of all.
     """
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -29,9 +30,10 @@ def read_policy_file(path: str | Path) -> dict[str, dict[str, Any]]:
         raise BadPolicyFile(str(path), f"it cannot be read: {error}") from error
     for name, section in document.items():
         if name not in SECTIONS or not isinstance(section, dict):
-            raise BadPolicyFile(str(path), f"found {name!r}")
+            raise UnknownSection(str(path), name, SECTIONS, key=not isinstance(section, dict))
     if "name" not in document.get("rule", {}):
-        raise BadPolicyFile(str(path), "[rule] has no name")
+        others = ", ".join(map(repr, document.get("rule", {})))
+        raise BadPolicyFile(str(path), "[rule] has no name" + (f", only {others}" if others else ""))
     return {name: dict(document.get(name, {})) for name in SECTIONS}
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from dflash.errors import DflashError
 from dflash.policy.catalogue import CONTROLS, DEFAULT_RULE, RULES, find_rule, policies
 from dflash.policy.context import RuleContext, stored_coins
 from dflash.policy.control import Control, Static
 from dflash.policy.errors import (
     BadParameter,
+    MisplacedParameter,
     MissingParameter,
+    PolicyIsFile,
     PolicySyntax,
     RepeatedParameter,
     UnknownControl,
@@ -24,6 +28,7 @@ from dflash.policy.shape import SCORED, Shape
 
 __all__ = ["CONTROLS", "DEFAULT_RULE", "RULES", "Policy", "parameters", "parse_policy", "policies"]
 
+_SECTIONS = ("rule", "shape")
 Sections = dict[str, dict[str, Any]]
 
 
@@ -122,15 +127,24 @@ def parse_policy(text: str, extra: Mapping[str, str] | None = None) -> Policy:
         extra: further pairs.
 
     Raises:
+        PolicyIsFile: the path of another file.
         PolicySyntax: a part is not `key=value`.
         RepeatedParameter: a key is given twice.
         BadPolicyFile: the file cannot be read.
         UnknownRule: likewise all that `Policy.from_dict` raises.
     """
-    sections = read_policy_file(text) if text.endswith(SUFFIX) else _split(text)
-    for key, value in (extra or {}).items():
-        _place(sections, key, value, text)
-    return Policy.from_dict(sections)
+    written = text.endswith(SUFFIX)
+    if not written and text not in RULES and (Path(text).suffix == ".parquet" or Path(text).is_file()):
+        raise PolicyIsFile(text)
+    try:
+        sections = read_policy_file(text) if written else _split(text)
+        for key, value in (extra or {}).items():
+            _place(sections, key, value, text)
+        return Policy.from_dict(sections)
+    except DflashError as error:
+        if written and text not in str(error):
+            error.args = (f"{text}: {error}",)
+        raise
 
 
 def _split(text: str) -> Sections:
@@ -165,6 +179,8 @@ def _make(kind: type[Any], policy: str, pairs: Mapping[str, Any], also: type[Any
     for key, value in pairs.items():
         if key not in known:
             others = {item.name for item in parameters(also)} if also else set()
+            if key in others:
+                raise MisplacedParameter(policy, key, *(_SECTIONS if also is Shape else _SECTIONS[::-1]))
             raise UnknownParameter(policy, key, known.keys() | others)
         if value is None and known[key].default is not None:
             raise BadParameter(key, value, known[key].metadata["type"].expected)

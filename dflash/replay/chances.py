@@ -71,7 +71,7 @@ def drafted_chances(rule: Rule, rounds: Rounds, context: RuleContext) -> F64:
     if not context.sampled:
         return chances(rule, rounds, context)
     if rounds.trees.branching:
-        raise NoIntegratedDrafts(rule.name, "a round branches")
+        raise NoIntegratedDrafts(rule.name, branches=True)
     before = np.ones(len(rounds.node_parent))
     reached = chances(rule, rounds, context)
     below = np.flatnonzero(rounds.parent_node >= 0)

@@ -128,6 +128,16 @@ class ContextsOfAnother(DflashError):
         )
 
 
+class LawDecidesNothing(DflashError):
+    """Decisions are to be written of a walk that knows their law alone."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(
+            f"A walk under {policy!r} is law-exact: it knows how likely each length is, and decides no "
+            "round, so that there is nothing to write with -o. Add --rejudge, or leave this policy out."
+        )
+
+
 class NoExpectation(DflashError):
     """The coins of a rule cannot be integrated out."""
 
@@ -141,10 +151,12 @@ class NoExpectation(DflashError):
 class NoIntegratedDrafts(DflashError):
     """The drafts of a rule cannot be integrated out slot by slot."""
 
-    def __init__(self, rule: str, why: str = "it judges more than one draft at a time") -> None:
+    def __init__(self, rule: str, branches: bool = False) -> None:
+        why = "a round branches" if branches else "it judges more than one draft at a time"
+        cut = "cut trees with branches=1, or " if branches else ""
         super().__init__(
             f"--expect drafts cannot integrate over the drafts of {rule!r}: {why}. Expected `speculative` or "
-            "`match` on chains; cut trees with branches=1, or use --expect, which keeps the recorded drafts."
+            f"`match` on chains; {cut}use --expect, which keeps the recorded drafts."
         )
 
 

@@ -13,7 +13,7 @@ from dflash.policy.rule import Exactness
 from dflash.policy.shape import Shape
 from dflash.replay.check import Check
 from dflash.replay.details import Details, Wanted
-from dflash.replay.errors import InOrderOnly, NotDense, NotWalkable, ShapeBeyondRecording
+from dflash.replay.errors import InOrderOnly, LawDecidesNothing, NotDense, NotWalkable, ShapeBeyondRecording
 from dflash.replay.jobs import Pass, count_over
 from dflash.replay.profiled import profiled
 from dflash.replay.rejudge import Rejudging
@@ -91,6 +91,7 @@ def replay(
         ShapeBeyondRecording: a policy asks for more than was drafted.
         ContextsOfAnother: rescored drafts are to be walked or checked.
         InOrderOnly: several jobs, and something that follows the files in order.
+        LawDecidesNothing: verdicts are asked of a law-exact walk.
     """
     if wanted.cost is not None:
         files = profiled(files, wanted.cost.step_time)
@@ -104,6 +105,9 @@ def replay(
     checker = _checker(recorded, first) if check else None
     details = Details.of(wanted, asked, largest_shape(first) if walkable else recorded.shape)
     ways = _ways(asked, first, recorded, walkable)
+    for policy, way in zip(asked, ways, strict=True):
+        if verdicts is not None and way is Way.LAW:
+            raise LawDecidesNothing(str(policy))
     going = Pass(verdicts, progress, jobs)
     rows = _rows(files, asked, ways, recorded, checker, details.collectors(collectors), going)
     if checker is not None:

@@ -120,6 +120,22 @@ class Tuned:
     surface: tuple[Cell, ...]
     largest: Shape
 
+    def speculates(self) -> bool:
+        """Return whether the best policy drafts, and is faster than one-token decoding."""
+        best = self.candidates[self.best]
+        return best.speed.speed_up > 1.0 and best.policy.shape.filled(self.largest).length != 0
+
+    def untold(self) -> int:
+        """Return how many other policies may be as fast as the best: their paired interval reaches 0."""
+        others = (item for place, item in enumerate(self.candidates) if place != self.best)
+        found = [item.speed.difference_interval for item in others if item.admissible]
+        return sum(interval is None or interval.high >= 0 for interval in found)
+
+    def extrapolated(self) -> bool:
+        """Return whether the batch lies beyond the batches of the cost model."""
+        batches = self.model.step_time.verify_us.axes[1]
+        return not min(batches) <= self.model.batch <= max(batches)
+
     def edges(self) -> tuple[str, ...]:
         """Return the bounds in which the best policy is as large as the recording, if that drafts at all."""
         policy = self.candidates[self.best].policy

@@ -325,5 +325,8 @@ def _law_row(policy: Policy, law: Lengths) -> PolicyRow:
         emitted=tokens,
         emitted_per_round=tokens / rounds if rounds else None,
         emitted_interval=per_round(law.tokens, law.rounds, law.variance),
-        remarks=("rounds are expected ones, given the texts",),
+        remarks=(
+            "rounds are expected ones, given the texts; the lengths of the last ones depend on what came "
+            "after an answer, so that there is no tau: compare tokens kept a round",
+        ),
     )

@@ -43,7 +43,15 @@ BYTES: list[tuple[str, Bytes, type[DraftFileError], str]] = [
     ("four bytes", lambda data: data[:4], errors.FileTruncated, "4 bytes"),
     ("head cut off", lambda data: data[4:], errors.NotParquet, "PAR1"),
     ("some text", lambda data: b"prompt,answer\n" * 99, errors.NotParquet, "b'prom'"),
-    ("a trailing byte", lambda data: data + b"\n", errors.FileTruncated, "end is missing"),
+    ("a trailing byte", lambda data: data + b"\n", errors.TrailingBytes, "1 bytes more"),
+    ("trailing zeros", lambda data: data + bytes(5000), errors.TrailingBytes, "5000 bytes more"),
+    ("a trailing end", lambda data: data + b"\xff\xff\xff\xffPAR1.", errors.TrailingBytes, "9 bytes more"),
+    (
+        "half of it and an end",
+        lambda data: data[: len(data) // 2] + b"PAR1.",
+        errors.FileTruncated,
+        "missing",
+    ),
     (
         "footer too long",
         lambda data: _length(data, METADATA_LIMIT + 1),

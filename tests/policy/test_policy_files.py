@@ -59,10 +59,14 @@ def test_pairs_are_added_to_a_file_and_never_override(tmp_path):
         ("", errors.BadPolicyFile, "[rule] has no name"),
         ("[rule]\neps = 0.3", errors.BadPolicyFile, "[rule] has no name"),
         ("[rule\n", errors.BadPolicyFile, "cannot be read"),
-        ("rule = 'match'", errors.BadPolicyFile, "found 'rule'"),
-        ("[rule]\nname = 'match'\n[shap]\nlength = 2", errors.BadPolicyFile, "found 'shap'"),
+        ("rule = 'match'", errors.UnknownSection, "the key 'rule'"),
+        ("[rule]\nname = 'match'\n[shap]\nlength = 2", errors.UnknownSection, "mean 'shape'"),
+        ("name = 'match'", errors.UnknownSection, "name under [rule]"),
+        ("[rule]\nnam = 'match'", errors.BadPolicyFile, "only 'nam'"),
         ("[rule]\nname = 'mach'", errors.UnknownRule, "match"),
-        ("[rule]\nname = 'match'\nlength = 2", errors.UnknownParameter, "length"),
+        ("[rule]\nname = 'match'\nlength = 2", errors.MisplacedParameter, "'length' under [shape]"),
+        ("[rule]\nname = 'typical'\n[shape]\neps = 0.1", errors.MisplacedParameter, "'eps' under [rule]"),
+        ("[rule]\nname = 'match'\n[shape]\nlenght = 2", errors.UnknownParameter, "mean 'length'"),
         ("[rule]\nname = 'match'\n[shape]\nlength = 2.5", errors.BadParameter, "whole number"),
         ("[rule]\nname = 'match'\n[shape]\nlength = true", errors.BadParameter, "whole number"),
         ("[rule]\nname = 'typical'\neps = nan", errors.BadParameter, "finite"),
@@ -73,9 +77,28 @@ def test_pairs_are_added_to_a_file_and_never_override(tmp_path):
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(tmp_path, text, kind, words):
+    path = written(tmp_path, text)
     with pytest.raises(kind, match=re.escape(words)) as caught:
-        parse_policy(written(tmp_path, text))
+        parse_policy(path)
+    assert path in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["run.parquet", "prompts.jsonl", "match.txt"])
+def test_a_file_that_is_no_policy_is_told_as_such(tmp_path, name):
+    """A draft file is one by its name, whether it is there or not; a rule's name is never a file."""
+    path = tmp_path / name
+    path.write_bytes(b"")
+    with pytest.raises(errors.PolicyIsFile, match=re.escape(name)):
+        parse_policy(str(path))
+    with pytest.raises(errors.PolicyIsFile):
+        parse_policy("elsewhere.parquet")
+
+
+def test_a_rule_is_one_beside_a_file_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "match").write_bytes(b"")
+    assert str(parse_policy("match")) == "match"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe[rule]"])

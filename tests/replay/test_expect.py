@@ -127,6 +127,9 @@ def test_what_cannot_be_integrated_is_refused_and_says_what_to_record(tmp_path, 
         expected(path, "sglang")
     with pytest.raises(NoIntegratedDrafts, match="branches=1"):
         expected(tree, "speculative", Expect.DRAFTS)
+    with pytest.raises(NoIntegratedDrafts, match="more than one draft") as refused:
+        expected(path, "block", Expect.DRAFTS)
+    assert "branches=1" not in str(refused.value)
     with pytest.raises(DraftLawIncomplete, match="--draft-top-k"):
         expected(cut, "speculative", Expect.DRAFTS)
     with pytest.raises(StaticOnly, match="control=static"):

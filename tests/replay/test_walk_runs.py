@@ -115,10 +115,16 @@ def test_the_largest_shape_bounds_walks_and_the_live_one_re_judging(dense_file):
 def test_the_command_walks_and_says_so(tmp_path, dense_file, root, capsys):
     words = ["--policy", "match", "--policy", "threshold:t=0.3", "--policy", "speculative:branches=1"]
     out = tmp_path / "verdicts.parquet"
-    assert run(["replay", str(dense_file), *words, "--check", "-o", str(out)]) == 0
+    assert run(["replay", str(dense_file), *words, "--check"]) == 0
     text = capsys.readouterr().out
     for said in ("path-exact", "lossy", "law-exact", "left the trunk", "check passed"):
         assert said in text
+    for asked in (words, words[4:]):
+        assert run(["replay", str(dense_file), *asked, "-o", str(out)]) == 2
+        assert "law-exact" in capsys.readouterr().err
+        assert not out.exists()
+    assert run(["replay", str(dense_file), *words[:4], "-o", str(out)]) == 0
+    capsys.readouterr()
     verdicts = pq.read_table(out).to_pylist()
     assert {row["policy"] for row in verdicts} == {"match", "threshold:t=0.3"}
     assert run(["replay", str(dense_file), *words, "--json"]) == 0
