@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,3 +39,10 @@ def flat_values(lists: pa.Array, counts: I64 | None) -> Array:
     filled: Array = np.full(each * int(counts.sum()), null, dtype=array.dtype)
     filled[np.repeat(valid, each * counts)] = array
     return filled
+
+
+def as_stored(value: Any) -> Array:
+    """Return a list as a file stores it: float32, or whole numbers."""
+    array = np.asarray(value)
+    stored: Array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    return stored

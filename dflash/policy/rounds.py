@@ -13,7 +13,7 @@ import numpy as np
 from dflash.draftfile.view import whole
 from dflash.policy import topology
 from dflash.policy.errors import MissingColumns, NullColumn
-from dflash.policy.flat import flat_values, list_counts
+from dflash.policy.flat import as_stored, flat_values, list_counts
 from dflash.policy.noise import F64, I64, U32, Purpose, chain_coins, coins
 from dflash.policy.runs import Runs
 from dflash.policy.topology import Bool
@@ -128,10 +128,10 @@ class Rounds:
         columns: Iterable[str] | None = None,
     ) -> Rounds:
         """Take several rounds, one a lane, with the same columns; all that rules read unless named."""
-        parents = [_as_stored(row["node_parent"]) for row in rows]
+        parents = [as_stored(row["node_parent"]) for row in rows]
         names = [name for name in columns or rows[0] if column_per(name) is not Per.ROUND]
         values = {
-            name: np.concatenate([_as_stored(row[name]) for row in rows])
+            name: np.concatenate([as_stored(row[name]) for row in rows])
             for name in names
             if name != "node_parent" and all(row.get(name) is not None for row in rows)
         }
@@ -393,9 +393,3 @@ def _shape(name: str, column: Array, values: Mapping[str, Array], slots: int) ->
             raise MissingColumns(["draft_lse"])
         rows = int((~np.isnan(values["draft_lse"])).sum())
     return column.reshape(rows, len(column) // rows if rows else 0)
-
-
-def _as_stored(value: Any) -> Array:
-    array = np.asarray(value)
-    stored: Array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
-    return stored

@@ -105,9 +105,8 @@ def replay(
     checker = _checker(recorded, first) if check else None
     details = Details.of(wanted, asked, largest_shape(first) if walkable else recorded.shape)
     ways = _ways(asked, first, recorded, walkable)
-    for policy, way in zip(asked, ways, strict=True):
-        if verdicts is not None and way is Way.LAW:
-            raise LawDecidesNothing(str(policy))
+    if verdicts is not None:
+        _require_decisions(asked, ways)
     going = Pass(verdicts, progress, jobs)
     rows = _rows(files, asked, ways, recorded, checker, details.collectors(collectors), going)
     if checker is not None:
@@ -166,6 +165,13 @@ def _require_apart(asked: Sequence[Policy], check: bool, verdicts: VerdictWriter
     for policy in asked:
         if policy.control.adaptive:
             raise InOrderOnly(f"control {policy.control.name!r}")
+
+
+def _require_decisions(asked: Sequence[Policy], ways: Sequence[Way]) -> None:
+    """Refuse to write the decisions of a walk that knows their law alone."""
+    for policy, way in zip(asked, ways, strict=True):
+        if way is Way.LAW:
+            raise LawDecidesNothing(str(policy))
 
 
 def require_walks(files: Sequence[DraftFile], policies: Sequence[Policy] = ()) -> None:
