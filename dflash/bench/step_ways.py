@@ -121,6 +121,10 @@ def _graphed(call: Call) -> Prepared:
     return Prepared(replay)
 
 
+def _largest(logits: Tensor) -> Tensor:
+    return logits.topk(TOP).values
+
+
 def _flat(logits: Tensor) -> Tensor:
     return logits.flatten(0, 1)
 
@@ -170,7 +174,7 @@ VERIFY_WAYS = (
     StepWay(
         f"dflash native top {TOP}",
         lambda case: native_verify(case, top=TOP),
-        lambda logits: logits.topk(TOP)[0],
+        _largest,
     ),
     StepWay("dflash native replay-exact", lambda case: native_verify(case, Way("replay-exact"))),
     StepWay("transformers eager", _eager),
@@ -209,17 +213,22 @@ def draft_case(target: Any, block: int, context: int) -> DraftCase:
     return DraftCase(drafter, context, cache, run)
 
 
-def native_draft(case: DraftCase) -> Prepared:
-    """The native block step with its head."""
+def native_draft(case: DraftCase, top: int = 0) -> Prepared:
+    """The native block step with its head: logits, or the largest of each row."""
     block = case.drafter.config.block_size
-    step = BlockStep("bench", case.drafter, head=True)
+    step = BlockStep("bench", case.drafter, head=not top, top=top)
     step.reserve(case.context + block)
     space = step.space(1, block, block, case.cache)
     rows = [
         LaneRow(int(not row), case.context + row, case.context + row, (2 << row) - 1) for row in range(block)
     ]
     space.inputs.set_lane(0, case.context, rows)
-    return _graphed(lambda: step.run(space, case.cache).logits[0])
+
+    def run() -> Tensor:
+        output = step.run(space, case.cache)
+        return output.best.values if top else output.logits[0]
+
+    return _graphed(run)
 
 
 def _compiled_block(case: DraftCase) -> Prepared:
@@ -231,6 +240,7 @@ def _compiled_block(case: DraftCase) -> Prepared:
 
 DRAFT_WAYS = (
     StepWay("dflash native", native_draft),
+    StepWay(f"dflash native top {TOP}", lambda case: native_draft(case, TOP), _largest),
     StepWay("torch eager", lambda case: Prepared(case.block)),
     StepWay("graph of torch operations", lambda case: _graphed(case.block)),
     StepWay("torch.compile in a graph", _compiled_block),

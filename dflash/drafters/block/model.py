@@ -143,6 +143,13 @@ class BlockDrafter(nn.Module):
             logits = torch.tanh(logits / self.config.softcap) * self.config.softcap
         return logits
 
+    def head_weight(self) -> Tensor:
+        """The output head `[draft vocabulary, hidden]`, own or borrowed; one that is a linear layer."""
+        head = self.lm_head if self.lm_head is not None else self._loan().head
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise RuntimeError("this drafter's head is no plain matrix: ask for logits")
+        return head.weight
+
     def slot(self, hidden: Tensor, logits: Tensor, before: Tensor, state: Tensor | None) -> SlotScores:
         """What is drafted at one slot behind given tokens.
 

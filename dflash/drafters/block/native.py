@@ -12,6 +12,7 @@ from dflash.drafters.block.config import BlockConfig
 from dflash.drafters.block.model import BlockDrafter
 from dflash.kernels.attention_checks import HEAD_SIZES, MAX_GROUP
 from dflash.kernels.block_attention import block_attention
+from dflash.kernels.lm_head_topk import HeadScores, lm_head_topk
 from dflash.kernels.qkv_rope import Rotary
 from dflash.kernels.tree_attention import tree_attention
 from dflash.target.errors import NativeUnsupported
@@ -29,6 +30,8 @@ class BlockOutput(NamedTuple):
     """`[lanes, block, hidden]` after the final norm."""
     logits: Tensor | None
     """`[lanes, block, draft vocabulary]`, where the head is part of the step."""
+    best: HeadScores | None
+    """The best tokens of all rows `[lanes x block, …]`, where they are."""
 
 
 class Place(NamedTuple):
@@ -78,9 +81,12 @@ class BlockStep:
 
     Attributes:
         head: whether the output head is part of the step.
+        top: how many of the best tokens of each row are part of it, without logits; 0 for none.
     """
 
-    def __init__(self, name: str, model: BlockDrafter, *, head: bool = False, way: Way | None = None) -> None:
+    def __init__(
+        self, name: str, model: BlockDrafter, *, head: bool = False, top: int = 0, way: Way | None = None
+    ) -> None:
         """Pack the weights.
 
         Raises:
@@ -90,6 +96,7 @@ class BlockStep:
         self.model = model
         self.config = config = model.config
         self.head = head
+        self.top = top
         self.way = way or Way()
         self.layers = [layer_weights(layer, config.norm_eps) for layer in model.layers]
         self.sizes = Sizes(
@@ -133,7 +140,15 @@ class BlockStep:
         rows = Rows(space.hidden, inputs.positions, inputs.places, self.rotary)
         last = run_layers(self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way)
         hidden = final_norm(last, self.model.norm.weight.data, self.sizes.eps).view(lanes, -1, last.shape[1])
-        return BlockOutput(hidden, self.model.logits(hidden) if self.head else None)
+        return BlockOutput(hidden, self.model.logits(hidden) if self.head else None, self._best(hidden))
+
+    def _best(self, hidden: Tensor) -> HeadScores | None:
+        """The best tokens; ids are those of the draft vocabulary, and logits come before any soft cap."""
+        if not self.top:
+            return None
+        weight = self.model.head_weight()
+        scale = self.config.logit_scale
+        return lm_head_topk(hidden.flatten(0, 1), weight, self.top, scale=scale, **self.way._asdict())
 
     def _fill(self, inputs: StepInputs, places: Sequence[Place]) -> None:
         learned = self.model.mask_embedding is not None
