@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dflash.policy.noise import F64
+from dflash.policy.noise import F64, I64
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool, sibling_order
 
@@ -42,3 +42,24 @@ def add_up(rounds: Rounds, coin: F64, single: float, acc: float) -> Siblings:
     excess = shared - total / max(acc, _FLOOR)
     ok = (p > 0) & (rounds["node_token"] >= 0) & ((excess < 0) | (p >= single))
     return Siblings(ok, np.where(p >= single, np.inf, excess))
+
+
+def pass_chances(rounds: Rounds, single: float, acc: float) -> F64:
+    """Return the chance that each node is the first of its siblings to pass; `[N]`.
+
+    Args:
+        rounds: N nodes.
+        single: as for `add_up`; `acc` likewise.
+    """
+    p = np.exp(rounds.present("node_logp"))
+    order, start = sibling_order(rounds.parent_slot)
+    own = p[order]
+    gathered = np.cumsum(own)
+    before = gathered - own - (gathered - own)[start]
+    certain = (own >= single) & (own > 0)
+    decided: I64 = np.cumsum(certain) - certain
+    undecided: Bool = decided == decided[start]
+    low, high = (np.minimum(1.0, mass / max(acc, _FLOOR)) for mass in (before, before + own))
+    chance = np.empty_like(p)
+    chance[order] = np.where(undecided, np.where(certain, 1.0, high) - low, 0.0)
+    return chance

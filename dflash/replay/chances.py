@@ -21,6 +21,7 @@ from dflash.policy.siblings import SIBLING_COLUMNS, draft_law, sibling_log_ratio
 from dflash.policy.speculative import Speculative
 from dflash.policy.topology import path_sum
 from dflash.replay.errors import DraftLawIncomplete, NoExpectation, NoIntegratedDrafts
+from dflash.replay.integrated import core_rule, own_chances
 
 LAW_COLUMNS = ("node_token", "node_logp", "node_logq", *SIBLING_COLUMNS)
 
@@ -31,6 +32,7 @@ def needs(rule: Rule, context: RuleContext, drafts: bool) -> tuple[str, ...]:
     Args:
         drafts: whether drafts are integrated over too.
     """
+    rule = core_rule(rule, context)
     law = drafts or isinstance(rule, Speculative) or context.proposal is Proposal.SHARED
     matched = ("node_token", "node_logp", *(LAW_COLUMNS if law and context.sampled else ()))
     return matched if isinstance(rule, Match) else (*rule.needs(context), *matched)
@@ -47,6 +49,10 @@ def chances(rule: Rule, rounds: Rounds, context: RuleContext) -> F64:
         DraftLawIncomplete: the chance depends on all of q, of which the file holds a part.
     """
     rule.refuse(context, rounds.trees.branching)
+    rule = core_rule(rule, context)
+    own = own_chances(rule, rounds, context)
+    if own is not None:
+        return _along(rounds, own)
     if isinstance(rule, Match) or (isinstance(rule, Speculative | Block) and not context.sampled):
         return _along(rounds, _choice_chance(rule, rounds, context))
     if isinstance(rule, Speculative):
@@ -66,6 +72,7 @@ def drafted_chances(rule: Rule, rounds: Rounds, context: RuleContext) -> F64:
         NoIntegratedDrafts: the rule is none of `speculative` and `match`, or a tree branches.
         DraftLawIncomplete: the file does not hold all of q.
     """
+    rule = core_rule(rule, context)
     if not isinstance(rule, Speculative | Match):
         raise NoIntegratedDrafts(rule.name)
     if not context.sampled:

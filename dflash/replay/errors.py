@@ -144,7 +144,8 @@ class NoExpectation(DflashError):
     def __init__(self, rule: str) -> None:
         super().__init__(
             f"Rule {rule!r} tosses coins in a way of its own, which --expect cannot integrate out. "
-            "Expected `match`, `speculative`, `block` or a rule without coins; replay it without --expect."
+            "Expected `match`, `speculative`, `block`, a preset or a rule without coins; replay it without "
+            "--expect."
         )
 
 

@@ -40,7 +40,27 @@ def repeated(rounds: Rounds, times: int) -> Rounds:
     return rounds.take(np.tile(np.arange(len(rounds)), times))
 
 
-@pytest.mark.parametrize(("policy", "branches"), [("speculative", 1), ("speculative", 3), ("block", 1)])
+@pytest.mark.parametrize(
+    ("policy", "branches"),
+    [
+        ("speculative", 1),
+        ("speculative", 3),
+        ("block", 1),
+        ("vllm-v1", 1),
+        ("vllm-mrv2", 1),
+        ("vllm-mrv2:method=block", 1),
+        ("transformers", 1),
+        ("sglang:method=chain", 1),
+        ("sglang:method=block", 1),
+        ("sglang", 1),
+        ("sglang", 3),
+        ("sglang:single=0.4,acc=0.8", 3),
+        ("threshold:single=0.2,acc=0.5", 3),
+        ("threshold:acc=0", 3),
+        ("ensemble", 1),
+        ("synthetic:rates=0.9/0.5/0.1", 1),
+    ],
+)
 def test_chances_are_the_means_over_coins(tmp_path, policy, branches):
     """The rule decides the same rounds again and again, with coins of another generator."""
     masses = np.random.default_rng(3)
@@ -123,8 +143,8 @@ def test_what_cannot_be_integrated_is_refused_and_says_what_to_record(tmp_path, 
     part = Recorder.header
     monkeypatch.setattr(Recorder, "header", lambda self: part(self) | {"q_complete": False})
     cut = Recorder("match", Proposal.INDEPENDENT, 0.8).write(tmp_path / "cut.parquet")
-    with pytest.raises(NoExpectation, match="sglang"):
-        expected(path, "sglang")
+    with pytest.raises(NoExpectation, match="fly"):
+        expected(path, "fly")
     with pytest.raises(NoIntegratedDrafts, match="branches=1"):
         expected(tree, "speculative", Expect.DRAFTS)
     with pytest.raises(NoIntegratedDrafts, match="more than one draft") as refused:
