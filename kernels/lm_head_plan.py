@@ -11,7 +11,6 @@ MAX_ASKED = 64
 MAX_PARTS = 512
 MAX_KEYS = 8192
 ROWS_A_TILE = 64
-DRAWN_ROWS_A_TILE = 32
 # keys that one warp of the merge holds
 KEYS_A_WARP = 512
 
@@ -52,19 +51,15 @@ class HeadPlan(NamedTuple):
     """Tiles whose sums the merge loads at once."""
 
 
-# by rows of hidden states, padded, bytes a number, and whether choices are drawn, which takes registers;
-# compiled without spills for every use, but not swept on a GPU yet: see dflash/bench/head_sweep.py
-HEAD_TILES: dict[tuple[int, int, bool], HeadTile] = {
-    (16, 2, False): HeadTile(64, 128, 4, 4, 264, None, 128),
-    (32, 2, False): HeadTile(64, 128, 4, 4, 264, None, 128),
-    (64, 2, False): HeadTile(64, 128, 8, 4, 264, None, 128),
-    (16, 2, True): HeadTile(64, 128, 4, 4, 264, None, 128),
-    (32, 2, True): HeadTile(64, 128, 8, 4, 264, None, 128),
-    (16, 4, False): HeadTile(64, 32, 4, 3, 264, None, 64),
-    (32, 4, False): HeadTile(64, 32, 8, 3, 264, None, 64),
-    (64, 4, False): HeadTile(32, 32, 8, 3, 264, None, 64),
-    (16, 4, True): HeadTile(64, 32, 4, 3, 264, None, 64),
-    (32, 4, True): HeadTile(64, 32, 8, 3, 264, None, 64),
+# by rows of hidden states, padded, and bytes a number; compiled without spills for every use, but not swept
+# on a GPU yet: see dflash/bench/head_sweep.py
+HEAD_TILES: dict[tuple[int, int], HeadTile] = {
+    (16, 2): HeadTile(64, 128, 4, 4, 264, None, 128),
+    (32, 2): HeadTile(64, 128, 4, 4, 264, None, 128),
+    (64, 2): HeadTile(64, 128, 8, 3, 264, None, 128),
+    (16, 4): HeadTile(64, 32, 4, 3, 264, None, 64),
+    (32, 4): HeadTile(64, 32, 8, 3, 264, None, 64),
+    (64, 4): HeadTile(32, 32, 8, 3, 264, None, 64),
 }
 
 
@@ -76,9 +71,7 @@ def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def head_plan(
-    rows: int, vocabulary: int, item: int, top: int, drawn: bool, mode: Mode, tile: HeadTile | None
-) -> HeadPlan:
+def head_plan(rows: int, vocabulary: int, item: int, top: int, mode: Mode, tile: HeadTile | None) -> HeadPlan:
     """Choose the launch for sizes known on the host.
 
     Args:
@@ -86,15 +79,13 @@ def head_plan(
         vocabulary: rows of the head.
         item: bytes a number of the head.
         top: how many tokens a row are wanted.
-        drawn: whether choices are.
         mode: `fast` picks the tile by the rows; `replay-exact` takes the widest whatever the rows, so that a
             row's bits do not depend on how many others there are.
         tile: a configuration to use instead of the table's (for sweeps and tests).
     """
     exact = mode == "replay-exact"
-    widest = DRAWN_ROWS_A_TILE if drawn else ROWS_A_TILE
-    block_n = widest if exact else min(max(_power(rows), 16), widest)
-    tile = tile or HEAD_TILES[block_n, item, drawn]
+    block_n = ROWS_A_TILE if exact else min(max(_power(rows), 16), ROWS_A_TILE)
+    tile = tile or HEAD_TILES[block_n, item]
     row_tiles = _ceil_div(rows, block_n)
     tiles = _ceil_div(vocabulary, tile.block_v)
     most = min(tile.programs, MAX_PARTS, MAX_KEYS // _power(top))

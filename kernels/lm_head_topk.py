@@ -95,7 +95,7 @@ def lm_head_topk(
         return _copy(room, reference_head(hidden, weight, top, ids, asked, draw, scale))
     from dflash.kernels.lm_head_launch import launch_head
 
-    plan = head_plan(len(hidden), len(weight), weight.element_size(), top, draw is not None, mode, tile)
+    plan = head_plan(len(hidden), len(weight), weight.element_size(), top, mode, tile)
     held = fitting_head_scratch(scratch, hidden, plan)
     launch_head(hidden, weight, ids, asked, draw, scale, plan, held, room, pdl)
     return room
@@ -106,11 +106,10 @@ def head_scratch(
     weight: Tensor,
     top: int,
     *,
-    drawn: bool = False,
     mode: Mode = "fast",
     tile: HeadTile | None = None,
 ) -> HeadScratch:
-    """Allocate scratch memory once for the calls of one shape; `drawn` if they have a `draw`."""
+    """Allocate scratch memory once for the calls of one shape."""
     check_choice("mode", Mode, mode)
-    plan = head_plan(len(hidden), len(weight), weight.element_size(), top, drawn, mode, tile)
+    plan = head_plan(len(hidden), len(weight), weight.element_size(), top, mode, tile)
     return make_head_scratch(hidden, plan)

@@ -40,17 +40,21 @@ def _leave_sums(PartSums, at, apart, logits, highest, tempered, live, DRAWS: tl.
 
 
 @triton.jit
-def _keep_top(best, order, ids, inside, live, top, BLOCK_N: tl.constexpr, TOP: tl.constexpr):
-    """The TOP best keys [BLOCK_N, TOP] of those so far and a tile's, sorted only if one gets in."""
-    border = order_of_key(tl.min(best, 1))
-    if tl.max(((top >= border) & live).to(tl.int32), 0) > 0:
-        keys = tl.where(inside[:, None], key_of(order, ids[:, None]), NO_KEY)
-        if TOP == 1:
-            fresh = tl.max(keys, 0)[:, None]
-            best = tl.maximum(best, fresh)
-        else:
-            fresh = tl.topk(tl.trans(keys), TOP)
-            best = tl.topk(tl.reshape(tl.join(best, fresh), [BLOCK_N, 2 * TOP]), TOP)
+def _keep_top(best, order, top, ids, live):
+    """Put a tile's values into the best keys so far [BLOCK_N, TOP], one a row and turn while any is better.
+
+    Ids ascend from tile to tile, so of equal values the first to come has the lowest.
+    """
+    least = tl.min(best, 1)
+    border = order_of_key(least)
+    while tl.max((live & (top > border)).to(tl.int32), 0) > 0:
+        first = tl.min(tl.where(order == top[None, :], ids[:, None], TOP_ID), 0)
+        key = tl.where(top > border, key_of(top, first), least)
+        best = tl.where(best == least[:, None], key[:, None], best)
+        order = tl.where(ids[:, None] == first[None, :], NO_ORDER, order)
+        top = tl.max(order, 0)
+        least = tl.min(best, 1)
+        border = order_of_key(least)
     return best
 
 
@@ -129,23 +133,24 @@ def _judge(
     live, rows_read = rows < rows_all, tl.minimum(rows, rows_all - 1)
     tiles = tl.cdiv(vocabulary, BLOCK_V)
     at = rows * tiles + start // BLOCK_V
-    order = ordered(logits)
+    order = tl.where((ids < vocabulary)[:, None], ordered(logits), NO_ORDER)
     top = tl.max(order, 0)
     tempered = value_of(top)
     if DRAWS:
         temperature = tl.load(Temperatures + rows_read)
         tempered = 1.0 / tl.where(temperature > 0, temperature, 1.0)
-        # the branch, always taken, keeps these registers and those of the sort apart
-        if rows_all > 0:
-            draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
-            _leave_picks(
-                PartPicks, at, logits, tempered, temperature > 0, draw, Map, start, ids, vocabulary, live,
-                BLOCK_V, BLOCK_N, MAPPED,
-            )  # fmt: skip
     _leave_sums(PartSums, at, rows_all * tiles, logits, value_of(top), tempered, live, DRAWS)
     if ASKED > 0:
         _find_asked(At, Found, logits, rows, live, ids, start, asked, vocabulary, BLOCK_V, ASKED)
-    return _keep_top(best, order, ids, ids < vocabulary, live, top, BLOCK_N, TOP)
+    best = _keep_top(best, order, top, ids, live)
+    if DRAWS:
+        # last, where fewest registers are taken
+        draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
+        _leave_picks(
+            PartPicks, at, logits, tempered, temperature > 0, draw, Map, start, ids, vocabulary, live,
+            BLOCK_V, BLOCK_N, MAPPED,
+        )  # fmt: skip
+    return best
 
 
 @triton.jit(do_not_specialize=["rows_all", "vocabulary", "share", "asked", "scale"])
@@ -165,7 +170,8 @@ def score_chunks(
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live, rows_read = rows < rows_all, tl.minimum(rows, rows_all - 1)
     tiles = tl.cdiv(vocabulary, BLOCK_V)
-    best = tl.full([BLOCK_N, TOP], NO_KEY, tl.int64)
+    # keys of nothing differ, so that one at a time is replaced
+    best = tl.full([BLOCK_N, TOP], NO_KEY, tl.int64) + tl.arange(0, TOP)[None, :]
     acc = tl.zeros([BLOCK_V, BLOCK_N], tl.float32)
     columns = tl.cdiv(width, BLOCK_D)
     mine = tl.minimum(share, tiles - tl.program_id(1) * share)

@@ -28,7 +28,7 @@ SHARED = 200 << 10
 
 def head_tiles(shape: HeadShape) -> Iterator[HeadTile]:
     """Tiles that differ in what is compiled, where their stages fit the device."""
-    rows = min(max(16, 1 << (shape.rows - 1).bit_length()), 32 if shape.drawn else 64)
+    rows = min(max(16, 1 << (shape.rows - 1).bit_length()), 64)
     for block_v, block_d, stages, warps, prefetch in itertools.product(
         [64, 128], [64, 128, 256], [3, 4], [4, 8], [0, 256]
     ):

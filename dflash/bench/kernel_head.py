@@ -107,7 +107,7 @@ def our_heads(
     out = empty_scores(first.hidden, shape.top, None, first.draw)
     for tensor in (out.values, out.lse):
         tensor.fill_(torch.nan)
-    scratch = head_scratch(*first[:2], shape.top, drawn=shape.drawn, mode=mode, tile=tile)
+    scratch = head_scratch(*first[:2], shape.top, mode=mode, tile=tile)
     given = {"mode": mode, "tile": tile, "out": out, "scratch": scratch}
     return [lambda s=s: lm_head_topk(*s[:2], shape.top, draw=s.draw, **given) for s in sets]
 

@@ -18,7 +18,7 @@ from dflash.kernels.errors import (
     ShapeRefused,
 )
 from dflash.kernels.lm_head_call import Draw
-from dflash.kernels.lm_head_plan import HEAD_TILES, MAX_KEYS, head_plan
+from dflash.kernels.lm_head_plan import MAX_KEYS, head_plan
 from dflash.kernels.lm_head_topk import check_draft_ids, head_scratch, lm_head_topk
 from dflash.kernels.pack_features import feature_ring, pack_features
 from tests.kernels.head_cases import poisoned
@@ -121,14 +121,14 @@ def test_draft_ids_are_refused(ids: list[int], row: int) -> None:
 @pytest.mark.parametrize("rows", [1, 16, 33, 64, 65, 400])
 @pytest.mark.parametrize("vocabulary", [1, 64, 49152, 151936, 1000001])
 def test_a_plan_covers_rows_and_vocabulary_once(vocabulary: int, rows: int, top: int, mode: str) -> None:
-    for item, drawn in {key[1:] for key in HEAD_TILES}:
-        plan = head_plan(rows, vocabulary, item, top, drawn, mode, None)
+    for item in (2, 4):
+        plan = head_plan(rows, vocabulary, item, top, mode, None)
         assert (plan.row_tiles - 1) * plan.block_n < rows <= plan.row_tiles * plan.block_n
         assert plan.tiles == -(-vocabulary // plan.tile.block_v)
         assert (plan.parts - 1) * plan.share < plan.tiles <= plan.parts * plan.share
         assert plan.parts * plan.top <= plan.merge_slots <= MAX_KEYS
         if mode == "replay-exact":
-            assert plan._replace(row_tiles=1) == head_plan(1, vocabulary, item, top, drawn, mode, None)
+            assert plan._replace(row_tiles=1) == head_plan(1, vocabulary, item, top, mode, None)
 
 
 def pack(**changes: Any) -> None:

@@ -90,8 +90,11 @@ def test_the_choice_is_that_of_the_cpu(temperature: float, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize(("key", "tile"), HEAD_TILES.items(), ids=str)
-def test_every_tile_repeats_its_bits_whatever_the_split(key: tuple[int, int, bool], tile: HeadTile) -> None:
-    rows, item, drawn = key
+@pytest.mark.parametrize("drawn", [False, True])
+def test_every_tile_repeats_its_bits_whatever_the_split(
+    key: tuple[int, int], tile: HeadTile, drawn: bool
+) -> None:
+    rows, item = key
     case = make_head(rows, 20000, 576, dtype=torch.bfloat16 if item == 2 else torch.float32).to("cuda")
     given = {"draw": case.draw if drawn else None, "out": None}
     first = score(case, 8, tile=tile, **given)
@@ -126,7 +129,7 @@ def test_a_draft_vocabulary_on_the_device() -> None:
 def test_a_graph_follows_hidden_states_and_draws_on_the_device() -> None:
     cases = [make_head(17, 40000, 576, dtype=torch.bfloat16, seed=s) for s in range(2)]
     held = cases[0].to("cuda")
-    scratch = head_scratch(held.hidden, held.weight, 8, drawn=True)
+    scratch = head_scratch(held.hidden, held.weight, 8)
     out = poisoned(17, 8, 3, "cuda")
     score(held, 8, scratch=scratch, out=out)
     graph = torch.cuda.CUDAGraph()

@@ -22,7 +22,7 @@ from tests.kernels.head_cases import (
 )
 from tests.kernels.tree_cases import assert_close
 
-pytestmark = pytest.mark.usefixtures("interpreted", "quick_topk")
+pytestmark = pytest.mark.usefixtures("interpreted")
 IMPLS = ["triton", "reference"]
 LIMIT = {torch.float32: 1e-5, torch.float16: 1e-5}
 SMALL = HeadTile(32, 32, 4, 2, 4)
@@ -198,18 +198,15 @@ def test_a_scale_multiplies_the_logits(scale: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", HEAD_TILES, ids=str)
-def test_every_production_tile(key: tuple[int, int, bool]) -> None:
-    rows, item, drawn = key
+def test_every_production_tile(key: tuple[int, int]) -> None:
+    rows, item = key
     case = make_head(rows - 3, 150, 144, dtype=torch.float16 if item == 2 else torch.float32)
-    found = lm_head_topk(
-        case.hidden, case.weight, 4, asked=case.asked, draw=case.draw if drawn else None, tile=HEAD_TILES[key]
-    )
-    check_scores(found, logits_of(case), case.asked, 1e-5)
+    check_scores(score(case, 4, tile=HEAD_TILES[key]), logits_of(case), case.asked, 1e-5)
 
 
 def test_scratch_and_outputs_serve_again() -> None:
     case = make_head(3, 60, 16)
-    scratch = head_scratch(case.hidden, case.weight, 3, drawn=True, tile=SMALL)
+    scratch = head_scratch(case.hidden, case.weight, 3, tile=SMALL)
     first = score(case, 3, scratch=scratch)
     scratch.keys.fill_(0)
     scratch.sums.fill_(torch.nan)
