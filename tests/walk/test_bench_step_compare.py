@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dflash.bench import step_compare, step_ways
-from dflash.bench.step_compare import Comparison, StepRow, bytes_of, document
+from dflash.bench.step_compare import Comparison, StepRow, bytes_of, document, measure_shape
 from dflash.bench.step_shapes import MODELS, SHAPES, make_target
 from dflash.bench.step_ways import draft_case, verify_case
 from dflash.cli import bench_step
@@ -65,6 +65,37 @@ def test_every_way_to_draft_leaves_the_same_logits(
     for way in step_ways.DRAFT_WAYS:
         found = way.build(case).call()
         torch.testing.assert_close(found, way.part(case.block()), atol=2e-5, rtol=2e-4)
+
+
+def test_every_shape_is_measured_and_a_peer_that_fails_says_so(
+    target: Any, reference: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(step_compare, "time_step", lambda ready, repeats=0: (2.0, 1.0, 3.0))
+    for shape in SHAPES[1:3]:
+        small = shape._replace(context=40, nodes=5)
+        rows = measure_shape(small, target, 4.5, True, lambda line: None)
+        failed = [row for row in rows if row.failure]
+        assert {row.median_us for row in rows if not row.failure} == {2.0}
+        assert {row.failure for row in failed} == {"RuntimeError: no compiler"}
+        assert all("compile" in row.name for row in failed)
+        assert rows[0].goal_us == shape.goal_us
+        assert rows[0].floor_us > 0
+
+
+def test_the_profile_is_over_nodes_lanes_and_contexts(
+    target: Any, reference: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter(float(number) for number in range(100))
+    monkeypatch.setattr(step_compare, "time_step", lambda ready, repeats=0: (next(calls),) * 3)
+    monkeypatch.setattr(step_compare, "CONTEXTS", (20, 40))
+    times = step_compare.profile(target, block=4)
+    assert times.verify(0, 1, 20) == 0.0
+    assert times.verify(31, 4, 40) == 15.0
+    assert (times.draft(0, 1), times.draft(1, 1), times.draft(3, 2)) == (0.0, 16.0, 16.0)
 
 
 def test_a_floor_counts_each_weight_once(target: Any) -> None:
