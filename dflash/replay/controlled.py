@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dflash.policy.control.controller import Controller
+from dflash.policy.control.cut import close, drafted
 from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
+from dflash.policy.shape import SCORED
 from dflash.replay.batch import Part
 from dflash.replay.dense import DenseBatch
 from dflash.replay.lockstep import Places, Ran, Visits, follow, run_part
+from dflash.replay.near_ties import CUT_CLOSE, cut_tolerance
 from dflash.replay.walk import Walked, steps_of, walked
 
 
@@ -42,7 +45,12 @@ class ControlledWalk:
         for part in parts:
             inside = np.flatnonzero(np.isin(visits.rows, part.rows))
             rows, asked = visits.rows[inside], visits.asked.take(inside)
-            rounds, decision, _ = run_part(self.policy, part, np.searchsorted(part.rows, rows), asked)
+            place = np.searchsorted(part.rows, rows)
+            rounds, decision, _ = run_part(self.policy, part, place, asked)
+            if self.policy.control.columns or self.policy.shape.cuts() & set(SCORED):
+                tree = drafted(part.rounds.take(place), asked)
+                near = close(tree, self.policy.shape, asked, cut_tolerance(dense.batch.file, tolerance))
+                rounds = rounds.with_values({CUT_CLOSE: near})
             steps, begun = steps_of(rounds, decision, left[rows]), np.unique(part.owner)
             item = walked(dense, rows, rounds, decision, steps, begun, part.context, tolerance, strict)
             found.append(item._replace(clipped=int(asked.clipped.sum())))

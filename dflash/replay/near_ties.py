@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dflash.draftfile.reader import DraftFile
 from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
 from dflash.policy.noise import F64, I64
@@ -19,6 +20,8 @@ NEAR_TIE_COLUMNS = ("slot_choice", "slot_gap", "slot_cut_gap", "node_draft_gap")
 CHOSEN = "slot_chosen"
 LEAD = "node_lead"
 CUT_CLOSE = "cut_close"
+# families whose confidence is a share of occurrences, the same float32 whenever it is computed
+COUNTED = frozenset({"ngram", "suffix"})
 
 
 class NearTie(NamedTuple):
@@ -51,8 +54,17 @@ def with_leads(rounds: Rounds) -> Rounds:
     return rounds.with_values(Columns([LEAD], make))
 
 
+def cut_tolerance(file: DraftFile, tolerance: float) -> float:
+    """Return how far rounding may move the log of a confidence: not at all where confidences are counts."""
+    return 0.0 if all(drafter["family"] in COUNTED for drafter in file.header.drafters) else tolerance
+
+
 def cut_to(shape: Shape, rounds: Rounds, tolerance: float) -> Rounds:
-    """Cut dense rows, and note in which of them rounding might have cut otherwise."""
+    """Cut dense rows, and note in which of them rounding might have cut otherwise.
+
+    Args:
+        tolerance: of `cut_tolerance`.
+    """
     if not shape.cuts() & set(SCORED):
         return shape.cut(rounds)
     return shape.cut(rounds.with_values({CUT_CLOSE: shape.close(rounds, tolerance)}))

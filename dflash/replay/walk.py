@@ -17,7 +17,15 @@ from dflash.policy.rounds import Columns, Rounds
 from dflash.policy.topology import Bool
 from dflash.replay.batch import Part
 from dflash.replay.dense import COMMITTED, ON_TRUNK, DenseBatch, onto_trunk
-from dflash.replay.near_ties import CHOSEN, NEAR_TIE_COLUMNS, NearTie, cut_to, near_ties, with_leads
+from dflash.replay.near_ties import (
+    CHOSEN,
+    NEAR_TIE_COLUMNS,
+    NearTie,
+    cut_to,
+    cut_tolerance,
+    near_ties,
+    with_leads,
+)
 
 WALK_COLUMNS = ("node_token", *NEAR_TIE_COLUMNS)
 
@@ -92,7 +100,7 @@ def walk(policy: Policy, dense: DenseBatch, part: Part, tolerance: float, strict
     Raises:
         WalkDiverged: it is none.
     """
-    rounds = cut_to(policy.shape, part.rounds, tolerance)
+    rounds = cut_to(policy.shape, part.rounds, cut_tolerance(dense.batch.file, tolerance))
     decision = policy.rule.decide(rounds, part.context)
     steps = steps_of(rounds, decision, dense.trunk.left[part.rows])
     visited = _jump(part, dense, np.where(steps.left, 0, steps.kept))

@@ -12,9 +12,11 @@ from live_rounds import hold
 from dflash.cli.main import app
 from dflash.draftfile.run import open_run
 from dflash.policy.registry import parse_policy
+from dflash.policy.step_time import Grid, StepTime
 from dflash.replay.batch import columns_of
 from dflash.replay.dense import dense_batches
-from dflash.replay.walk import WALK_COLUMNS, marked, walk
+from dflash.replay.walk import WALK_COLUMNS, marked
+from dflash.replay.walks import walker
 
 GIVEN = {"max_new_tokens": 20, "features": "none", "dense": True}
 
@@ -26,7 +28,7 @@ def near_ties(path, text, tolerance):
     columns = {*columns_of([policy], file), *WALK_COLUMNS}
     (dense,) = dense_batches(file, columns)
     parts = dense.batch.parts(dense.batch.rounds(columns))
-    walks = [walk(policy, dense, marked(dense, part), tolerance) for part in parts]
+    walks = walker(policy, file).walk(dense, [marked(dense, part) for part in parts], tolerance, True)
     return [tie[1:] for found in walks for tie in found.near_ties]
 
 
@@ -49,6 +51,25 @@ def test_a_cut_lists_the_near_ties_of_a_file_recorded_in_that_shape(
         assert near_ties(whole, policy, tolerance) == expected
         listed += sum(kind == "draft" for *_, kind in expected)
     assert listed > 0
+
+
+SCORED = ["match:nodes=3", "match:survival=0.3", "match:confidence=0.4", "match:control=confidence-scheduled"]
+
+
+@pytest.mark.parametrize("drafter", ["model:fair", "ngram", "suffix"])
+def test_a_cut_by_confidence_may_be_near_only_where_confidences_are_computed(
+    tiny, tmp_path, drafter_named, drafter
+):
+    """What `ngram` and `suffix` state are shares of occurrences, the same number live and dense."""
+    drafter = drafter_named(drafter) if ":" in drafter else drafter
+    profile = StepTime(
+        Grid(((0.0, 4.0), (1.0,)), (10.0, 20.0)), Grid(((0.0, 9.0), (1.0,), (0.0,)), (50.0, 300.0))
+    )
+    given = GIVEN | {"drafter": drafter, "length": 4, "branches": 2, "step_time": profile}
+    path = draft_runs.record(tiny, draft_runs.prompts(3), tmp_path / "run.parquet", **given)
+    for policy in SCORED:
+        kinds = {kind for *_, kind in near_ties(path, policy, 0.5)}
+        assert ("cut" in kinds) == (drafter not in ("ngram", "suffix")), policy
 
 
 @pytest.mark.parametrize(

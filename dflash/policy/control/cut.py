@@ -47,6 +47,24 @@ def verified(rounds: Rounds, shape: Shape, asked: Asked) -> Rounds:
     return shape.after_drafting.cut(rounds)
 
 
+def close(rounds: Rounds, shape: Shape, asked: Asked, tolerance: float) -> Bool:
+    """Return whether `verified` might cut each round otherwise if confidences were rounded; `[R]`.
+
+    Args:
+        rounds: R of them, `drafted`.
+        shape: of the policy.
+        tolerance: of the log of a confidence.
+    """
+    near = np.zeros(len(rounds), dtype=bool)
+    if asked.survival.any():
+        survival, bound = survivals(rounds), np.repeat(asked.survival, rounds.trees.counts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lead = np.log(survival) - np.log(bound)
+        near[rounds.node_round[(lead != 0) & (np.abs(lead) < tolerance)]] = True
+        rounds = _keep(rounds, survival >= bound)
+    return near | shape.after_drafting.close(rounds, tolerance)
+
+
 def survivals(rounds: Rounds) -> F64:
     """Return the drafter's word for how likely each node and its ancestors are accepted; `[N]`."""
     return np.exp(cumulative(rounds, log_confidence(rounds, _CUT)))
