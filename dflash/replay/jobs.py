@@ -5,18 +5,21 @@ A request never crosses a file, so counts of requests follow each other, and all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import fields
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from dflash.draftfile.reader import DraftFile
 from dflash.replay.group import Counter, groups
 from dflash.replay.memory import keep_freed
 from dflash.replay.tally import Counts
-from dflash.replay.verdicts import VerdictWriter
+from dflash.replay.verdicts import VerdictPieces, Verdicts, VerdictWriter
 
 Progress = Callable[[], None]
 
@@ -33,6 +36,17 @@ class Pass(NamedTuple):
     verdicts: VerdictWriter | None = None
     progress: Progress = lambda: None
     jobs: int = 1
+
+    @contextmanager
+    def sink(self, files: Sequence[DraftFile]) -> Iterator[Verdicts | None]:
+        """Give what takes decisions: the writer, or pieces that it takes over in order at the end."""
+        if self.verdicts is None or self.jobs == 1 or len(files) == 1:
+            yield self.verdicts
+            return
+        with TemporaryDirectory() as folder:
+            pieces = VerdictPieces(Path(folder))
+            yield pieces
+            self.verdicts.take(pieces, files)
 
 
 def count_over(

@@ -19,7 +19,7 @@ from dflash.replay.statistics import resampled
 from dflash.replay.steered import STATE_COLUMNS, Steered
 from dflash.replay.tally import TALLY_COLUMNS, Collector, Tally
 from dflash.replay.tally import Judged as JudgedRounds
-from dflash.replay.verdicts import VerdictWriter
+from dflash.replay.verdicts import Verdicts
 
 
 class Judged(NamedTuple):
@@ -50,7 +50,7 @@ class Rejudging:
     recorded: Policy
     steered: tuple[Steered | None, ...]
     checker: Check | None
-    verdicts: VerdictWriter | None
+    verdicts: Verdicts | None
     tallies: tuple[Tally, ...]
 
     @classmethod
@@ -61,7 +61,7 @@ class Rejudging:
         recorded: Policy,
         first: DraftFile,
         checker: Check | None,
-        verdicts: VerdictWriter | None,
+        verdicts: Verdicts | None,
     ) -> Rejudging:
         """Begin.
 

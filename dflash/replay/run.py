@@ -101,7 +101,7 @@ def replay(
     walkable = dense and first.header.dense
     require_own_contexts(first, walkable, check)
     if jobs > 1:
-        _require_apart(asked, check, verdicts)
+        _require_apart(asked, check)
     checker = _checker(recorded, first) if check else None
     details = Details.of(wanted, asked, largest_shape(first) if walkable else recorded.shape)
     ways = _ways(asked, first, recorded, walkable)
@@ -137,17 +137,18 @@ def _rows(
     first = files[0]
     strict = _emits_choices(recorded, context_from_header(first.header.raw))
     chosen = {way: [index for index, found in enumerate(ways) if found is way] for way in Way}
-    begin: dict[Way, Callable[[list[Policy], _Collectors], Rejudging | Walking | LawWalking]] = {
-        Way.REJUDGE: lambda some, by: Rejudging.of(some, by, recorded, first, checker, going.verdicts),
-        Way.WALK: lambda some, by: Walking.of(some, by, strict, first, going.verdicts),
-        Way.LAW: LawWalking.of,
-    }
-    counters = {
-        way: begin[way]([asked[index] for index in places], [collectors[index] for index in places])
-        for way, places in chosen.items()
-        if places or (checker is not None and way is Way.REJUDGE)
-    }
-    count_over(files, list(counters.values()), going.jobs, going.progress)
+    with going.sink(files) as verdicts:
+        begin: dict[Way, Callable[[list[Policy], _Collectors], Rejudging | Walking | LawWalking]] = {
+            Way.REJUDGE: lambda some, by: Rejudging.of(some, by, recorded, first, checker, verdicts),
+            Way.WALK: lambda some, by: Walking.of(some, by, strict, first, verdicts),
+            Way.LAW: LawWalking.of,
+        }
+        counters = {
+            way: begin[way]([asked[index] for index in places], [collectors[index] for index in places])
+            for way, places in chosen.items()
+            if places or (checker is not None and way is Way.REJUDGE)
+        }
+        count_over(files, list(counters.values()), going.jobs, going.progress)
     rows = {
         index: row
         for way, counter in counters.items()
@@ -156,12 +157,10 @@ def _rows(
     return [replace(rows[index], recorded=same(policy, recorded)) for index, policy in enumerate(asked)]
 
 
-def _require_apart(asked: Sequence[Policy], check: bool, verdicts: VerdictWriter | None) -> None:
+def _require_apart(asked: Sequence[Policy], check: bool) -> None:
     """Refuse several jobs for what one file hands on to the next."""
     if check:
         raise InOrderOnly("--check")
-    if verdicts is not None:
-        raise InOrderOnly("the file of -o")
     for policy in asked:
         if policy.control.adaptive:
             raise InOrderOnly(f"control {policy.control.name!r}")

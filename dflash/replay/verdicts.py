@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.publish import Publication
+from dflash.draftfile.reader import DraftFile
 from dflash.policy.noise import I64
 from dflash.replay.batch import Batch
 from dflash.replay.tally import Judged
@@ -30,6 +33,40 @@ _SCHEMA = pa.schema(
         pa.field("coin_tie", pa.bool_(), nullable=False),
     ]
 )
+
+
+class Verdicts(Protocol):
+    """Takes what policies decide."""
+
+    def add(self, policy: str, batch: Batch, rows: Sequence[I64], judged: Sequence[Judged]) -> None:
+        """Take what a policy decided in some rows of one row group."""
+
+
+class VerdictPieces:
+    """Keeps decisions in pieces on disk, in the process that made them, until a writer takes them in order.
+
+    Args:
+        folder: An empty one that all processes see.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made = 0
+
+    def add(self, policy: str, batch: Batch, rows: Sequence[I64], judged: Sequence[Judged]) -> None:
+        """Write one piece, none if there is nothing in it."""
+        if rows:
+            table = _tables(policy, batch, rows, judged)
+            path = self._folder / f"{batch.file.part}-{self._made:09d}.arrow"
+            with pa.ipc.new_file(path, _SCHEMA) as writer:
+                writer.write_table(table)
+            self._made += 1
+
+    def of(self, file: DraftFile) -> Iterator[pa.Table]:
+        """The pieces of one file of a run, in the order in which they were made."""
+        for path in sorted(self._folder.glob(f"{file.part}-*.arrow")):
+            with pa.ipc.open_file(path) as reader:
+                yield reader.read_all()
 
 
 class VerdictWriter:
@@ -75,15 +112,25 @@ class VerdictWriter:
     def add(self, policy: str, batch: Batch, rows: Sequence[I64], judged: Sequence[Judged]) -> None:
         """Write what a policy decided in some rows of one row group."""
         if rows:
-            tables = [_table(policy, batch, *item) for item in zip(rows, judged, strict=True)]
-            order = np.argsort(np.concatenate(rows), kind="stable")
-            self._writer.write_table(pa.concat_tables(tables).take(pa.array(order)))
+            self._writer.write_table(_tables(policy, batch, rows, judged))
+
+    def take(self, pieces: VerdictPieces, files: Sequence[DraftFile]) -> None:
+        """Write the pieces of several files of one run, file by file."""
+        for file in files:
+            for table in pieces.of(file):
+                self._writer.write_table(table)
 
     def finish(self) -> None:
         """Close the file and give it its name."""
         self._writer.add_key_value_metadata(self._facts)
         self._writer.close()
         self._publication.publish()
+
+
+def _tables(policy: str, batch: Batch, rows: Sequence[I64], judged: Sequence[Judged]) -> pa.Table:
+    tables = [_table(policy, batch, *item) for item in zip(rows, judged, strict=True)]
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    return pa.concat_tables(tables).take(pa.array(order))
 
 
 def _table(policy: str, batch: Batch, rows: I64, judged: Judged) -> pa.Table:

@@ -26,7 +26,7 @@ from dflash.replay.result import PolicyRow, WalkFacts, open_row, tally_row
 from dflash.replay.statistics import Interval, draws_of, interval_of, per_round, resampled, tau
 from dflash.replay.steered import largest_shape, step_time_of
 from dflash.replay.tally import Collector, Counts, Tally
-from dflash.replay.verdicts import VerdictWriter
+from dflash.replay.verdicts import Verdicts
 from dflash.replay.walk import WALK_COLUMNS, Walked, marked, walk
 
 Narrow = npt.NDArray[np.integer[Any]]
@@ -124,7 +124,7 @@ class Walking:
     policies: tuple[Policy, ...]
     first: DraftFile
     strict: bool
-    verdicts: VerdictWriter | None
+    verdicts: Verdicts | None
     tallies: tuple[WalkTally, ...]
     _walkers: tuple[Path, tuple[StaticWalk | ControlledWalk, ...]] | None = None
 
@@ -135,7 +135,7 @@ class Walking:
         collectors: Sequence[Sequence[Collector]],
         strict: bool,
         first: DraftFile,
-        verdicts: VerdictWriter | None,
+        verdicts: Verdicts | None,
     ) -> Walking:
         """Begin; `collectors` are those of each policy."""
         tallies = tuple(WalkTally(Tally(collectors=tuple(some))) for some in collectors)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pyarrow.parquet as pq
 import pytest
 from tiny_recorder import Recorder
 
@@ -42,10 +43,23 @@ def test_what_follows_the_files_in_order_is_not_taken_apart(tmp_path, capsys):
         replay(files, [parse_policy("match:control=window")], jobs=2)
     assert run(["replay", str(tmp_path), "--jobs", "2", "--check"]) == 2
     assert "--check" in capsys.readouterr().err
-    out = tmp_path / "out" / "verdicts.parquet"
-    out.parent.mkdir()
-    assert run(["replay", str(tmp_path), "--jobs", "2", "-o", str(out)]) == 2
-    assert list(out.parent.glob("*.parquet*")) == []
     capsys.readouterr()
     assert run(["replay", str(tmp_path), "--jobs", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["policies"][0]["rounds"] > 0
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_jobs_write_the_decisions_that_one_process_writes(tmp_path, dense, capsys):
+    """Walks and re-judging of one run, in the order of the files."""
+    (tmp_path / "run").mkdir()
+    parts(tmp_path / "run", dense=dense)
+    words = ["replay", str(tmp_path / "run"), "-q"]
+    for policy in ("match", "threshold:t=0.3,length=2", "vllm-v1"):
+        words += ["--policy", policy]
+    for jobs in ("1", "2"):
+        assert run([*words, "--jobs", jobs, "-o", str(tmp_path / f"{jobs}.parquet")]) == 0
+    capsys.readouterr()
+    one, two = (pq.ParquetFile(tmp_path / f"{jobs}.parquet") for jobs in ("1", "2"))
+    assert two.read().equals(one.read())
+    assert two.metadata.metadata == one.metadata.metadata
+    assert one.metadata.num_rows > 0
