@@ -192,12 +192,12 @@ class StateMissing(DflashError):
 
 
 class InOrderOnly(DflashError):
-    """Several jobs take files apart that a question follows in order."""
+    """Several jobs take files apart that a check follows in order."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self) -> None:
         super().__init__(
-            f"--jobs takes the files of a run apart, and {what} follows them in order. "
-            "Leave out --jobs, or ask without it."
+            "--jobs takes the files of a run apart, and --check follows them in order: a token that ended a "
+            "request of one file may not stand inside a request of the next. Leave out one of the two."
         )
 
 

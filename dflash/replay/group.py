@@ -43,6 +43,9 @@ class Counter(Protocol):
     def add(self, group: Group) -> None:
         """Count one row group."""
 
+    def forget(self) -> None:
+        """Let go of what belongs to one file, so that only counts are left."""
+
 
 def groups(file: DraftFile, counters: Sequence[Counter]) -> Iterator[Group]:
     """Read the row groups of a file, once for all counters.

@@ -110,4 +110,6 @@ def _count(file: DraftFile, counters: Sequence[Counter], progress: Progress) -> 
 
 def _apart(file: DraftFile, counters: Sequence[Counter]) -> Sequence[Counter]:
     _count(file, counters, lambda: None)
+    for counter in counters:
+        counter.forget()
     return counters

@@ -101,6 +101,12 @@ class Rejudging:
         if self.checker is not None:
             self.checker.add(batch, rounds, parts)
 
+    def forget(self) -> None:
+        """Let go of what belongs to one file; see `Counter.forget`."""
+        for control in self.steered:
+            if control is not None:
+                control.forget()
+
     def rows(self) -> list[PolicyRow]:
         """Return one row a policy."""
         rows = [

@@ -90,7 +90,7 @@ def replay(
     Raises:
         ShapeBeyondRecording: a policy asks for more than was drafted.
         ContextsOfAnother: rescored drafts are to be walked or checked.
-        InOrderOnly: several jobs, and something that follows the files in order.
+        InOrderOnly: several jobs, and a check, which follows the files in order.
         LawDecidesNothing: verdicts are asked of a law-exact walk.
     """
     if wanted.cost is not None:
@@ -100,8 +100,8 @@ def replay(
     asked = tuple(policies) or (recorded,)
     walkable = dense and first.header.dense
     require_own_contexts(first, walkable, check)
-    if jobs > 1:
-        _require_apart(asked, check)
+    if jobs > 1 and check:
+        raise InOrderOnly()
     checker = _checker(recorded, first) if check else None
     details = Details.of(wanted, asked, largest_shape(first) if walkable else recorded.shape)
     ways = _ways(asked, first, recorded, walkable)
@@ -155,15 +155,6 @@ def _rows(
         for index, row in zip(chosen[way], counter.rows(), strict=True)
     }
     return [replace(rows[index], recorded=same(policy, recorded)) for index, policy in enumerate(asked)]
-
-
-def _require_apart(asked: Sequence[Policy], check: bool) -> None:
-    """Refuse several jobs for what one file hands on to the next."""
-    if check:
-        raise InOrderOnly("--check")
-    for policy in asked:
-        if policy.control.adaptive:
-            raise InOrderOnly(f"control {policy.control.name!r}")
 
 
 def _require_decisions(asked: Sequence[Policy], ways: Sequence[Way]) -> None:

@@ -66,6 +66,10 @@ class Steered(Counts):
         clipped = f", {self.clipped} rounds clipped to what was drafted" if self.clipped else ""
         return f"the control sees the rounds of the recorded anchors, one after the other{clipped}"
 
+    def forget(self) -> None:
+        """Let go of the engine of one file."""
+        self._engine = None
+
     def judge(self, batch: Batch, parts: Sequence[Part]) -> list[Ran]:
         """Decide the live rounds of one row group, part by part.
 

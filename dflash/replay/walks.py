@@ -167,6 +167,10 @@ class Walking:
         for tally, some in zip(self.tallies, marks, strict=True):
             tally.add_common(some, last)
 
+    def forget(self) -> None:
+        """Let go of what belongs to one file; see `Counter.forget`."""
+        self._walkers = None
+
     def rows(self) -> list[PolicyRow]:
         """Return one row a policy."""
         wholes = resampled([tally.all for tally in self.tallies])
@@ -305,6 +309,9 @@ class LawWalking:
             tally.parts.append(lengths(dense, reach(dense, longest, policy.rule)))
             for collector in tally.collectors:
                 collector.count_law(longest, tally.parts[-1].rounds, tally.parts[-1].tokens, context)
+
+    def forget(self) -> None:
+        """Nothing does; see `Counter.forget`."""
 
     def rows(self) -> list[PolicyRow]:
         """Return one row a policy."""
