@@ -47,6 +47,13 @@ _LIMIT = 2**31 - 1
     help="What scores drafted trees: transformers, or this package's kernels on a CUDA device.",
 )
 @click.option(
+    "--draft-impl",
+    type=click.Choice(["generic", "native"]),
+    default="generic",
+    show_default=True,
+    help="The same for a dflash or dspark drafter.",
+)
+@click.option(
     "--numerics",
     type=click.Choice(["fast", "replay-exact"]),
     default="fast",

@@ -75,6 +75,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         resume=options["resume"],
         fan=fan,
         target_impl=options["target_impl"],
+        draft_impl=options["draft_impl"],
         numerics=options["numerics"],
         step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,
     )
@@ -117,8 +118,8 @@ def load(options: Mapping[str, Any]) -> Target:
     if not here:
         raise UsageError(f"Expected cpu, or cuda where there is a GPU, as --device, found {device!r}.")
     native = options.get("target_impl") == "native"
-    if native and torch.device(device).type != "cuda":
-        raise UsageError(f"Expected --target-impl native on a CUDA device, found {device!r}.")
+    if (native or options.get("draft_impl") == "native") and torch.device(device).type != "cuda":
+        raise UsageError(f"Expected native implementations on a CUDA device, found {device!r}.")
     with stages() as report:
         target = load_target(
             options["target"],

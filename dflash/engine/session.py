@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from dflash.drafters.base import Drafter, DraftShape
+from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.build import DraftSettings, build_drafter
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Ordinals
@@ -201,7 +202,14 @@ class Session:
             settings.length,
             settings.draft_quant,
         )
-        return build_drafter(settings.parts, self.target, self.noise, draft)
+        drafter = build_drafter(settings.parts, self.target, self.noise, draft)
+        if settings.draft_impl == "native":
+            if not isinstance(drafter, BlockFamily):
+                raise UsageError(
+                    f"Expected a dflash or dspark drafter with --draft-impl native, found {settings.drafter}."
+                )
+            drafter.use_native(Way(settings.numerics))
+        return drafter
 
     def _taps(self) -> tuple[int, ...]:
         """What the file keeps of the target's hidden states: of those the drafter reads, if it reads any."""

@@ -50,6 +50,7 @@ class RecordSettings:
     step_time: StepTime | None = None
     draft_quant: Quantisation = "none"
     target_impl: TargetImpl = "generic"
+    draft_impl: TargetImpl = "generic"
     numerics: Mode = "fast"
 
     def __post_init__(self) -> None:

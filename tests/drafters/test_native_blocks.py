@@ -116,11 +116,30 @@ def test_a_recording_with_native_blocks_is_the_same(tiny: Any, tmp_path: Path) -
         )
         step = _Counting("tiny", run.drafter.model, way=REFERENCE)
         run.drafter.native = step if native else None
+        assert (run.drafter.header().get("impl") == "native") == native
         entries = with_ids(text_prompt(prompt) for prompt in draft_runs.prompts(2))
         run.record(run.conversations(entries, check=True))
         assert 0 < step.count < run.drafter.work.forwards if native else step.count == 0
         found.append([(row["node_token"], row["accepted_nodes"]) for row in draft_runs.rows(output)])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_contexts_are_those_of_the_module(tiny: Any, kind: str) -> None:
+    model = make(tiny.model, kind)
+    step = BlockStep("tiny", model, way=REFERENCE)
+    taps = torch.randn(9, model.fc.in_features)
+    expected = model.key_values(model.context(taps[None]), torch.arange(4, 13)[None])
+    cache = ContextCache(2, 4)
+    cache.lengths[1] = 4
+    stores = cache.extend(1, 9, step.empty_rows())
+    step.append(1, taps, 4, stores)
+    assert cache.lengths == [0, 13]
+    for store, law in zip(stores, expected, strict=True):
+        for found, rows in zip(store, law, strict=True):
+            torch.testing.assert_close(found[1, :, 4:13], rows[0], atol=1e-5, rtol=1e-4)
+            assert not found[0].any()
 
 
 REFUSED = {

@@ -67,7 +67,13 @@ def test_replay_exact_is_the_native_steps(target: Any, tmp_path: Path) -> None:
     assert open_draft_file(output).header.engine["numerics"] == "replay-exact"
 
 
+def test_only_block_drafters_have_a_native_way(target: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="dflash or dspark drafter"):
+        draft_runs.session(target, tmp_path / "x.parquet", draft_impl="native")
+
+
 def test_a_cpu_is_refused(tiny_folder: Path, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["record", "hello", "--target", str(tiny_folder), "--device", "cpu", "--target-impl", "native"]
-    assert run([*words, "-o", "x.parquet"]) == 2
-    assert "CUDA device" in capsys.readouterr().err
+    words = ["record", "hello", "--target", str(tiny_folder), "--device", "cpu", "-o", "x.parquet"]
+    for option in ("--target-impl", "--draft-impl"):
+        assert run([*words, option, "native"]) == 2
+        assert "CUDA device" in capsys.readouterr().err

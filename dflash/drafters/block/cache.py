@@ -50,6 +50,16 @@ class ContextCache:
             KeyValue(store.keys[index, :, :length], store.values[index, :, :length]) for store in self._stores
         ]
 
+    def extend(self, lane: int, count: int, like: Sequence[KeyValue]) -> list[KeyValue]:
+        """Lengthen a lane's context by `count` rows, which the caller writes; returns all lanes' stores.
+
+        `like` is one pair a layer, [1, KV heads, any number of rows, head].
+        """
+        end = self.lengths[lane] + count
+        self._reserve(end, like)
+        self.lengths[lane] = end
+        return self._stores
+
     def whole(self, rows: int) -> list[KeyValue]:
         """All lanes' stores, one a layer, with room for `rows` rows; empty before the first `append`.
 

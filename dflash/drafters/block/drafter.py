@@ -16,6 +16,7 @@ from dflash.drafters.block.native import BlockStep, Place
 from dflash.drafters.drawing import Drawing, Growth
 from dflash.policy.context import DraftSampling
 from dflash.target.model import Work
+from dflash.target.native_layers import Way
 
 Key = tuple[tuple[int, int], ...]
 
@@ -57,6 +58,14 @@ class BlockFamily(Drafter):
         self.native: BlockStep | None = None
         self._drafted: tuple[Key, Tensor] | None = None
 
+    def use_native(self, way: Way | None = None) -> None:
+        """Project contexts, and compute blocks at the ends of contexts, on the native kernels.
+
+        Raises:
+            NativeUnsupported: lists everything about the drafter that does not fit.
+        """
+        self.native = BlockStep(self.name, self.model, way=way)
+
     def open(self, lane: int) -> None:
         """Forget the lane's context."""
         self.cache.reset(lane)
@@ -66,11 +75,16 @@ class BlockFamily(Drafter):
     def see(self, lane: int, states: Tensor) -> None:
         """Project the taps of newly committed tokens into every layer's keys and values."""
         start = self.cache.lengths[lane]
+        self.projected += len(states)
+        self._drafted = None
+        if self.native is not None:
+            taps = states.to(self.model.fc.weight.dtype)
+            stores = self.cache.extend(lane, len(states), self.native.empty_rows())
+            self.native.append(lane, taps, start, stores)
+            return
         positions = torch.arange(start, start + len(states), device=states.device)[None]
         context = self.model.context(states[None].to(self.model.fc.weight.dtype))
         self.cache.append(lane, self.model.key_values(context, positions))
-        self.projected += len(states)
-        self._drafted = None
 
     @torch.inference_mode()
     def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
@@ -200,5 +214,7 @@ class BlockFamily(Drafter):
             "siblings": "seen" if self.config.path_dependent else "unseen",
         }
         confidence = {"confidence": "slot"} if self.config.confidence else {}
+        if self.native is not None:
+            block["impl"] = "native"
         facts = self.drawing.header() | self._identity | block | confidence
         return entry(self.name, self.family, self.kind, cuts=[*SCORED_CUTS], **facts)

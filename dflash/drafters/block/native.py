@@ -13,7 +13,7 @@ from dflash.drafters.block.model import BlockDrafter
 from dflash.kernels.attention_checks import HEAD_SIZES, MAX_GROUP
 from dflash.kernels.block_attention import block_attention
 from dflash.kernels.lm_head_topk import HeadScores, lm_head_topk
-from dflash.kernels.qkv_rope import Rotary
+from dflash.kernels.qkv_rope import Rotary, qkv_rope
 from dflash.kernels.tree_attention import tree_attention
 from dflash.target.errors import NativeUnsupported
 from dflash.target.layer_weights import Sizes, layer_weights, rotary_table
@@ -103,6 +103,7 @@ class BlockStep:
             config.hidden_size, config.intermediate_size, config.heads, config.kv_heads, config.head_dim,
             config.norm_eps,
         )  # fmt: skip
+        self._queries = config.heads * config.head_dim
         self.rotary = Rotary(*torch.empty(2, 0, config.head_dim // 2))
         self.graphs = StepGraphs(self)
 
@@ -116,6 +117,29 @@ class BlockStep:
         """
         width = self.config.block_size
         return self.graphs.run(cache, width, width, lambda inputs: self._fill(inputs, places))
+
+    @torch.inference_mode()
+    def append(self, lane: int, taps: Tensor, start: int, cache: Sequence[KeyValue]) -> None:
+        """Project taps `[m, taps x target hidden]` into every layer's rows start, start + 1, … of a lane.
+
+        The fused rows are made in PyTorch; one launch a layer follows.
+        """
+        self.reserve(cache[0].keys.shape[2])
+        rows = self.model.context(taps)
+        positions = torch.arange(start, start + len(rows), dtype=torch.int32, device=rows.device)
+        places = torch.stack([torch.full_like(positions, lane), positions], 1)
+        for layer, store in zip(self.layers, cache, strict=True):
+            qkv_rope(
+                rows, layer.qkv[self._queries :], None, self.rotary, positions, places, *store,
+                eps=self.sizes.eps, head_norms=layer.head_norms,
+                bias=None if layer.qkv_bias is None else layer.qkv_bias[self._queries :],
+                **self.way._asdict(),
+            )  # fmt: skip
+
+    def empty_rows(self) -> list[KeyValue]:
+        """No rows of each layer, `[1, KV heads, 0, head]`, to make a cache like."""
+        shape = (1, self.sizes.kv_heads, 0, self.sizes.head)
+        return [KeyValue(*layer.norm.new_empty(2, *shape)) for layer in self.layers]
 
     def reserve(self, positions: int) -> None:
         """Hold rotary positions below this; replaces the table that captured graphs read."""
