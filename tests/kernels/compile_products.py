@@ -37,18 +37,29 @@ def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def compile_qkv(
-    rows: int, tile: ProductTile, depth: int, head: int = 64, normed: bool = False, bias: bool = False
-) -> list[object]:
-    """K6 for 4 query and 2 KV heads."""
-    x, weight, cache = zeros(rows, depth), zeros(8 * head, depth), zeros(1, 2, 64, head)
+    rows: int, tile: ProductTile, depth: int, head: int = 64, normed: bool = False, bias: bool = False,
+    heads: int = 4,
+) -> list[object]:  # fmt: skip
+    """K6 for 2 KV heads; without query heads, as contexts of block drafters come, without the norm of rows."""
+    x, weight, cache = zeros(rows, depth), zeros((heads + 4) * head, depth), zeros(1, 2, 64, head)
     rotary = qkv_rope.Rotary(*torch.zeros(2, 8, head // 2))
     norms = qkv_rope.HeadNorms(zeros(head), zeros(head), 1e-6) if normed else None
     at = torch.zeros(rows, 2, dtype=torch.int32)
-    plan = qkv_rope.qkv_plan(rows, 8, head, depth, "fast", tile, whole_heads=normed)
-    arguments = (x, weight, zeros(depth), rotary, at[:, 0].contiguous(), at, cache, cache, 1e-6)
-    biases = zeros(8 * head) if bias else None
-    out = zeros(rows, 4 * head)
-    return launched(lambda: qkv_rope._launch(*arguments, biases, norms, 4, out, plan, None, True))
+    plan = qkv_rope.qkv_plan(rows, heads + 4, head, depth, "fast", tile, whole_heads=normed)
+    arguments = (
+        x,
+        weight,
+        zeros(depth) if heads else None,
+        rotary,
+        at[:, 0].contiguous(),
+        at,
+        cache,
+        cache,
+        1e-6,
+    )
+    biases = zeros((heads + 4) * head) if bias else None
+    out = zeros(rows, heads * head)
+    return launched(lambda: qkv_rope._launch(*arguments, biases, norms, heads, out, plan, None, True))
 
 
 def compile_gate_up(rows: int, tile: ProductTile, depth: int) -> list[object]:
@@ -79,6 +90,8 @@ def configurations() -> dict[str, list[object]]:
         small = TILES["qkv", rows, "small"]
         found[f"qkv {rows} small Qwen3"] = compile_qkv(rows, small, 512, 128, normed=True)
     found["qkv 16 bias d96"] = compile_qkv(16, TILES["qkv", 16, "large"], 576, 96, bias=True)
+    context = TILES["qkv", 16, "small"]
+    found["qkv 16 append only"] = compile_qkv(16, context, 576, normed=True, heads=0)
     swapped = TILES["rows", 16, "large"]._replace(half=64, swap=True)
     found["rows 16 swapped"] = compile_rows(16, swapped, 4096)
     return found

@@ -132,6 +132,13 @@ def test_blocks_of_a_drafter_equal_the_torch_module() -> None:
     ]
     places = [Place(1, 7, 600), Place(0, 9, 33)]
     step = BlockStep("random", drafter, head=True)
+    taps = torch.randn((9, drafter.fc.in_features), generator=g, device="cuda").bfloat16()
+    step.append(1, taps, 591, cache)
+    with torch.inference_mode():
+        law = drafter.key_values(drafter.context(taps[None]), torch.arange(591, 600, device="cuda")[None])
+    for pair, rows in zip(cache, law, strict=True):
+        assert error(pair.keys[1, :, 591:600], rows.keys[0]) <= 2e-2
+        assert error(pair.values[1, :, 591:600], rows.values[0]) <= 2e-2
     for _ in range(3):
         output = step.blocks(places, cache)
     for lane, token, position in places:
