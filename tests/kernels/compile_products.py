@@ -40,7 +40,7 @@ def compile_qkv(
     rows: int, tile: ProductTile, depth: int, head: int = 64, normed: bool = False, bias: bool = False,
     heads: int = 4,
 ) -> list[object]:  # fmt: skip
-    """K6 for 2 KV heads; without query heads, as contexts of block drafters come, without the norm of rows."""
+    """K6 for 2 KV heads; without query heads, as contexts of block drafters come, no norm of rows."""
     x, weight, cache = zeros(rows, depth), zeros((heads + 4) * head, depth), zeros(1, 2, 64, head)
     rotary = qkv_rope.Rotary(*torch.zeros(2, 8, head // 2))
     norms = qkv_rope.HeadNorms(zeros(head), zeros(head), 1e-6) if normed else None
