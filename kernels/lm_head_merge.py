@@ -7,7 +7,10 @@ import triton.language as tl
 
 from dflash.kernels.lm_head_draw import finite, load_draw
 from dflash.kernels.race_noise import log_exponential, words_of_ids
-from dflash.kernels.sort_keys import NO_KEY, id_of_key, key_of, order_of_key, ordered, value_of
+from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, id_of_key, key_of, order_of_key, ordered, value_of
+
+# enough for a winner and a runner-up whose near scores are off by 1e-4
+SHORT = tl.constexpr(4)
 
 
 @triton.jit
@@ -47,43 +50,47 @@ def _store_lse(
 
 
 @triton.jit
-def _race(packed, highest, temperature, drawn, draw, Map, PICKS: tl.constexpr, MAPPED: tl.constexpr):
-    """Keys and logits [PICKS] of a shortlist in the CPU's arithmetic: float32 of (l - max) / T - log E."""
-    position, purpose, path, k0, k1 = draw
-    ids = (packed & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
-    logit = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    token = ids
-    if MAPPED:
-        token = tl.load(Map + ids, mask=ids >= 0, other=0)
-    noise = log_exponential(words_of_ids(tl.maximum(token, 0), position, purpose, path, k0, k1))
-    shift = tl.where(highest == highest, highest, 0.0)
-    scaled = tl.div_rn(logit - shift, tl.zeros([PICKS], tl.float32) + temperature)
-    order = ordered(scaled - tl.where(drawn, noise, 0.0))
-    return tl.where(ids >= 0, key_of(order, token), NO_KEY), logit
+def _shortlist(PartPicks, start, count, PICKS: tl.constexpr):
+    """The highest of the parts' near scores, as keys [SHORT], and where they lie."""
+    # keys of nothing differ, so that one at a time is replaced
+    best = NO_KEY + tl.arange(0, SHORT).to(tl.int64)
+    place = tl.zeros([SHORT], tl.int32)
+    for base in tl.range(0, count, PICKS):
+        pick = base + tl.arange(0, PICKS)
+        keys = tl.load(PartPicks + start + pick, mask=pick < count, other=NO_KEY)
+        for _ in tl.static_range(SHORT):
+            one = tl.max(keys, 0)
+            at = tl.max(tl.where(keys == one, pick, 0), 0)
+            least = tl.min(best, 0)
+            enters = (best == least) & (one > least)
+            best, place = tl.where(enters, one, best), tl.where(enters, at, place)
+            keys = tl.where(keys == one, NO_KEY, keys)
+    return best, place
 
 
 @triton.jit
 def _store_choice(
-    PartPicks, Choice, Logit, Lead, Map, row, tiles, highest, temperature, drawn, draw,
+    PartPicks, PartLogits, Choice, Logit, Lead, Map, row, tiles, highest, temperature, drawn, draw,
     PICKS: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
-    """The winner of the race, its logit, and its lead over the runner-up."""
-    first = tl.full([], NO_KEY, tl.int64)
-    second = first
-    logit = highest
-    for base in tl.range(0, 2 * tiles, PICKS):
-        pick = base + tl.arange(0, PICKS)
-        packed = tl.load(PartPicks + row.to(tl.int64) * tiles * 2 + pick, mask=pick < 2 * tiles, other=-1)
-        keys, logits = _race(packed, highest, temperature, drawn, draw, Map, PICKS, MAPPED)
-        one = tl.max(keys, 0)
-        two = tl.max(tl.where(keys == one, NO_KEY, keys), 0)
-        if one > first:
-            logit = tl.sum(tl.where(keys == one, logits, 0.0), 0)
-        second = tl.maximum(tl.minimum(one, first), tl.maximum(two, second))
-        first = tl.maximum(one, first)
+    """Race the shortlist in the CPU's arithmetic, float32 of (l - max) / T - log E, and store who wins."""
+    position, purpose, path, k0, k1 = draw
+    start = row.to(tl.int64) * tiles * 2
+    near, place = _shortlist(PartPicks, start, 2 * tiles, PICKS)
+    real = order_of_key(near) != NO_ORDER
+    logit = tl.load(PartLogits + start + place, mask=real, other=0.0)
+    token = tl.where(real, id_of_key(near), 0)
+    if MAPPED:
+        token = tl.load(Map + token)
+    noise = log_exponential(words_of_ids(token, position, purpose, path, k0, k1))
+    shift = tl.where(highest == highest, highest, 0.0)
+    scaled = tl.div_rn(logit - shift, tl.zeros([SHORT], tl.float32) + temperature)
+    keys = tl.where(real, key_of(ordered(scaled - tl.where(drawn, noise, 0.0)), token), NO_KEY)
+    first = tl.max(keys, 0)
+    second = tl.max(tl.where(keys == first, NO_KEY, keys), 0)
     lead = value_of(order_of_key(first)) - value_of(order_of_key(second))
     tl.store(Choice + row, id_of_key(first))
-    tl.store(Logit + row, logit)
+    tl.store(Logit + row, tl.sum(tl.where(keys == first, logit, 0.0), 0))
     tl.store(Lead + row, tl.where(second == NO_KEY, float("inf"), lead))
 
 
@@ -98,7 +105,7 @@ def _store_absent(At, Found, row, asked, vocabulary, ASKED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows_all", "parts", "tiles", "vocabulary", "asked", "top"])
 def merge_parts(
-    Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks,
+    Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks, PartLogits,
     Values, Ids, Lse, Found, Choice, Logit, Lead, LseT,
     rows_all, parts, tiles, vocabulary, asked, top,
     SLOTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr, DRAWS: tl.constexpr,
@@ -122,7 +129,8 @@ def merge_parts(
         tempered = tl.where(drawn, 1.0 / divisor, float("nan"))
         draw = load_draw(Positions, Purposes, Paths, Keys, row, PURPOSES, PATHS)
         _store_choice(
-            PartPicks, Choice, Logit, Lead, Map, row, tiles, highest, divisor, drawn, draw, TILES, MAPPED
+            PartPicks, PartLogits, Choice, Logit, Lead, Map, row, tiles, highest, divisor, drawn, draw,
+            2 * TILES, MAPPED,
         )  # fmt: skip
     _store_lse(PartSums, Lse, LseT, row, rows_all, tiles, highest, tempered, TILES, DRAWS)
     if ASKED > 0:

@@ -11,8 +11,9 @@ MAX_ASKED = 64
 MAX_PARTS = 512
 MAX_KEYS = 8192
 ROWS_A_TILE = 64
-# keys that one warp of the merge holds
+# keys, and tiles' sums, that one warp of the merge holds
 KEYS_A_WARP = 512
+TILES_A_WARP = 256
 
 
 class HeadTile(NamedTuple):
@@ -93,4 +94,5 @@ def head_plan(rows: int, vocabulary: int, item: int, top: int, mode: Mode, tile:
     parts = _ceil_div(tiles, share)
     slots = _power(parts * _power(top))
     warps = min(max(slots // KEYS_A_WARP, 4), 8)
-    return HeadPlan(tile, block_n, row_tiles, share, parts, tiles, _power(top), slots, warps, 128 * warps)
+    at_once = min(_power(tiles), TILES_A_WARP * warps)
+    return HeadPlan(tile, block_n, row_tiles, share, parts, tiles, _power(top), slots, warps, at_once)

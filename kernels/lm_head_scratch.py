@@ -19,7 +19,9 @@ class HeadScratch(NamedTuple):
     sums: Tensor
     """float32 `[3, rows, tiles]`: largest logit, sum of exp(l - m), the same over the temperature."""
     picks: Tensor
-    """int64 `[rows, tiles, 2]`: the two best of the race, logit and id."""
+    """int64 `[rows, tiles, 2]`: the two best of each tile's race, as scores with their ids."""
+    logits: Tensor
+    """float32 `[rows, tiles, 2]`: their logits."""
 
 
 def make_head_scratch(hidden: Tensor, plan: HeadPlan) -> HeadScratch:
@@ -28,7 +30,7 @@ def make_head_scratch(hidden: Tensor, plan: HeadPlan) -> HeadScratch:
     keys = torch.empty((rows, plan.parts, plan.top), dtype=torch.int64, device=hidden.device)
     sums = torch.empty((3, rows, plan.tiles), dtype=torch.float32, device=hidden.device)
     picks = torch.empty((rows, plan.tiles, 2), dtype=torch.int64, device=hidden.device)
-    return HeadScratch(keys, sums, picks)
+    return HeadScratch(keys, sums, picks, torch.empty_like(picks, dtype=torch.float32))
 
 
 def fitting_head_scratch(scratch: HeadScratch | None, hidden: Tensor, plan: HeadPlan) -> HeadScratch:

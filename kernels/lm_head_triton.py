@@ -59,15 +59,14 @@ def _keep_top(best, order, top, ids, live):
 
 
 @triton.jit
-def _leave_pick(place, order, logits, ids, live):
-    """Leave the highest of a tile's scores as its logit's bits and its id, -1 if there is none; the id."""
+def _leave_pick(PartPicks, PartLogits, at, order, logits, ids, live):
+    """Leave the key of a tile's highest score, `NO_KEY` if there is none, and its logit; return its id."""
     best = tl.max(order, 0)
     first = tl.min(tl.where(order == best[None, :], ids[:, None], TOP_ID), 0)
-    found = tl.where(best == NO_ORDER, -1, first)
-    logit = tl.sum(tl.where(ids[:, None] == found[None, :], logits, 0.0), 0)
-    packed = (logit.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (found.to(tl.int64) & 0xFFFFFFFF)
-    tl.store(place, packed, mask=live)
-    return found
+    tl.store(PartPicks + at, tl.where(best == NO_ORDER, NO_KEY, key_of(best, first)), mask=live)
+    logit = tl.sum(tl.where(ids[:, None] == first[None, :], logits, 0.0), 0)
+    tl.store(PartLogits + at, logit, mask=live)
+    return first
 
 
 @triton.jit
@@ -91,7 +90,7 @@ def _find_asked(
 
 @triton.jit
 def _leave_picks(
-    PartPicks, at, logits, tempered, drawn, draw, Map, start, ids, vocabulary, live,
+    PartPicks, PartLogits, at, logits, tempered, drawn, draw, Map, start, ids, vocabulary, live,
     BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
     """Leave the two tokens of a tile that are ahead in the race, by noise that is good enough for that."""
@@ -107,9 +106,9 @@ def _leave_picks(
     noise = tl.where(drawn[None, :], near_log_exponential(word), 0.0)
     order = ordered(logits * tempered[None, :] - noise)
     order = tl.where((ids < vocabulary)[:, None], order, NO_ORDER)
-    first = _leave_pick(PartPicks + 2 * at, order, logits, ids, live)
+    first = _leave_pick(PartPicks, PartLogits, 2 * at, order, logits, ids, live)
     order = tl.where(ids[:, None] == first[None, :], NO_ORDER, order)
-    _leave_pick(PartPicks + 2 * at + 1, order, logits, ids, live)
+    _leave_pick(PartPicks, PartLogits, 2 * at + 1, order, logits, ids, live)
 
 
 @triton.jit
@@ -124,8 +123,8 @@ def _start(W, begin, offsets, vocabulary, stride_w, PREFETCH: tl.constexpr):
 
 @triton.jit
 def _judge(
-    best, logits, PartSums, PartPicks, Found, Map, At, Temperatures, Keys, Positions, Purposes, Paths,
-    rows, rows_all, start, ids, vocabulary, asked,
+    best, logits, PartSums, PartPicks, PartLogits, Found, Map, At, Temperatures, Keys, Positions, Purposes,
+    Paths, rows, rows_all, start, ids, vocabulary, asked,
     BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr,
     DRAWS: tl.constexpr, PURPOSES: tl.constexpr, PATHS: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -147,15 +146,16 @@ def _judge(
         # last, where fewest registers are taken
         draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
         _leave_picks(
-            PartPicks, at, logits, tempered, temperature > 0, draw, Map, start, ids, vocabulary, live,
-            BLOCK_V, BLOCK_N, MAPPED,
+            PartPicks, PartLogits, at, logits, tempered, temperature > 0, draw, Map, start, ids, vocabulary,
+            live, BLOCK_V, BLOCK_N, MAPPED,
         )  # fmt: skip
     return best
 
 
 @triton.jit(do_not_specialize=["rows_all", "vocabulary", "share", "asked", "scale"])
 def score_chunks(
-    X, W, Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks, Found,
+    X, W, Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks, PartLogits,
+    Found,
     stride_x, stride_w, width, rows_all, vocabulary, share, asked, scale,
     BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr, DRAWS: tl.constexpr,
@@ -187,8 +187,8 @@ def score_chunks(
             logits = tl.where((ids < vocabulary)[:, None], acc * scale, -float("inf"))
             acc = tl.zeros([BLOCK_V, BLOCK_N], tl.float32)
             best = _judge(
-                best, logits, PartSums, PartPicks, Found, Map, At, Temperatures, Keys, Positions, Purposes,
-                Paths, rows, rows_all, start, ids, vocabulary, asked,
+                best, logits, PartSums, PartPicks, PartLogits, Found, Map, At, Temperatures, Keys, Positions,
+                Purposes, Paths, rows, rows_all, start, ids, vocabulary, asked,
                 BLOCK_N, BLOCK_V, TOP, ASKED, DRAWS, PURPOSES, PATHS, MAPPED,
             )  # fmt: skip
     t = tl.arange(0, TOP)[None, :]

@@ -128,6 +128,21 @@ def test_the_split_and_the_tile_change_no_id(top: int) -> None:
     assert torch.equal(other.choice.token, one.choice.token)
 
 
+def test_the_merge_goes_on_where_it_can_not_hold_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_head(3, 200, 16, seed=8)
+    once = score(case, 3)
+    monkeypatch.setattr("dflash.kernels.lm_head_plan.TILES_A_WARP", 1)
+    parts = score(case, 3)
+    assert once.choice is not None
+    assert parts.choice is not None
+    assert torch.equal(parts.ids, once.ids)
+    assert torch.equal(parts.choice.token, once.choice.token)
+    assert torch.equal(parts.choice.lead, once.choice.lead)
+    assert_close("lse", parts.lse, once.lse, 1e-6)
+    drawn = case.draw.temperatures > 0
+    assert_close("lse of p", parts.choice.lse[drawn], once.choice.lse[drawn], 1e-6)
+
+
 def test_replay_exact_ignores_the_other_rows() -> None:
     case = make_head(3, 70, 48, seed=5)
     together = score(case, 4, mode="replay-exact")
