@@ -61,7 +61,8 @@ def footer_bytes(group: pa.Table) -> int:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type)
     ]
     # minimum and maximum are there twice, and left out if they are longer
-    return _DESCRIBED * int(group.num_columns) + sum(4 * size for size in longest if size <= _LONGEST_STATISTIC)
+    repeated = sum(4 * size for size in longest if size <= _LONGEST_STATISTIC)
+    return _DESCRIBED * int(group.num_columns) + repeated
 
 
 def leaf_path(field: pa.Field) -> str:
