@@ -82,7 +82,7 @@ _LIMIT = 2**31 - 1
 @click.option(
     "--branches",
     type=click.IntRange(1, 64),
-    help="Most branches of a draft.  [default: 2, or all of the --tree]",
+    help="Most branches of a draft, by each drafter of a union.  [default: 2, or all of the --tree]",
 )
 @click.option(
     "--tree",

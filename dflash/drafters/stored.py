@@ -108,7 +108,6 @@ class StoredDrafter(Drafter):
 
     def _cut(self, row: Row, shape: DraftShape, sampling: DraftSampling) -> Proposal:
         proposal, index = Proposal(), {-1: -1}
-        # a union of whole drafts has more paths than its shape says
         cut = shape.branches < self.file.header.shape["branches"]
         branch = _branches(row["node_parent"], shape.length)
         for node, parent in enumerate(row["node_parent"]):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal, ProposalKind
+from dflash.policy.topology import first_leaf
 
 NODE_BUDGET = 64
 Path = tuple[int, ...]
@@ -17,8 +20,10 @@ class UnionDrafter(Drafter):
     """Proposes what each of its drafters proposes, in their order.
 
     A path that two drafters share is there once, under the first of them. At most 64 nodes are kept, which is
-    what one verification takes: the shallowest, so that a shorter union is this one, cut. Where a drafter
-    samples, siblings follow no single law, which serves only rules that emit the target's choice.
+    what one verification takes: the shallowest, so that a shorter union is this one, cut. The branches of a
+    shape are shared out among the drafters by their entries in the header, rounded up, and counted in the
+    union. Where a drafter samples, siblings follow no single law, which serves only rules that emit the
+    target's choice.
     """
 
     family = "union"
@@ -27,8 +32,8 @@ class UnionDrafter(Drafter):
         super().__init__(ProposalKind.of_union(drafter.kind for drafter in drafters))
         self.drafters = tuple(drafters)
         self.name = "+".join(drafter.name for drafter in drafters)
-        entries = [len(drafter.headers()) for drafter in drafters]
-        self._first_source = [sum(entries[:place]) for place in range(len(entries))]
+        self._entries = [len(drafter.headers()) for drafter in drafters]
+        self._first_source = [sum(self._entries[:place]) for place in range(len(drafters))]
 
         self.taps = tuple(sorted({tap for drafter in drafters for tap in drafter.taps}))
 
@@ -46,8 +51,14 @@ class UnionDrafter(Drafter):
 
     def propose(self, anchors: Sequence[Anchor], shape: DraftShape) -> list[Proposal]:
         """The union of all drafters' trees at each anchor."""
-        each = [drafter.propose(anchors, shape) for drafter in self.drafters]
-        return [_merged(proposals, self._first_source) for proposals in zip(*each, strict=True)]
+        every = sum(self._entries)
+        each = [
+            drafter.propose(anchors, replace(shape, branches=-(-shape.branches * count // every)))
+            for drafter, count in zip(self.drafters, self._entries, strict=True)
+        ]
+        return [
+            _merged(proposals, self._first_source, shape.branches) for proposals in zip(*each, strict=True)
+        ]
 
     def remark(self) -> str | None:
         """What its drafters have to say."""
@@ -67,8 +78,8 @@ class UnionDrafter(Drafter):
         ]
 
 
-def _merged(proposals: Sequence[Proposal], first_source: Sequence[int]) -> Proposal:
-    kept = _shallowest(proposals)
+def _merged(proposals: Sequence[Proposal], first_source: Sequence[int], branches: int) -> Proposal:
+    kept = _first_branches(_shallowest(proposals), branches)
     union = Proposal()
     places: dict[Path, int] = {(): -1}
     for first, proposal in zip(first_source, proposals, strict=True):
@@ -81,10 +92,19 @@ def _merged(proposals: Sequence[Proposal], first_source: Sequence[int]) -> Propo
     return union
 
 
-def _shallowest(proposals: Sequence[Proposal]) -> set[Path]:
-    """The paths that fit the budget: shorter ones first, then in the order of the drafters."""
+def _shallowest(proposals: Sequence[Proposal]) -> list[Path]:
+    """The paths that fit the budget, in the order of the drafters: shorter ones are the first to fit."""
     every = dict.fromkeys(path for proposal in proposals for path in _paths(proposal))
-    return set(sorted(every, key=len)[:NODE_BUDGET])
+    fit = set(sorted(every, key=len)[:NODE_BUDGET])
+    return [path for path in every if path in fit]
+
+
+def _first_branches(paths: Sequence[Path], branches: int) -> set[Path]:
+    """The paths on the first root-to-leaf ones, as a policy's shape counts them."""
+    index = {path: place for place, path in enumerate(paths)}
+    parent = np.array([index.get(path[:-1], -1) for path in paths], dtype=np.int64)
+    leaf = first_leaf(parent, parent + 1, np.array([len(path) for path in paths], dtype=np.int64))
+    return {path for path, place in zip(paths, leaf.tolist(), strict=True) if place < branches}
 
 
 def _paths(proposal: Proposal) -> list[Path]:

@@ -244,7 +244,7 @@ class Session:
             scaled=rule.name == Block.name,
             trunk_is_choices=emits_choice and settings.policy.is_lossless(context),
         )
-        largest = DraftShape(settings.length, settings.branches)
+        largest = self._largest
         dense = DensePass(self.trunk, self.drafter, judge, largest) if settings.dense else None
         return Engine(
             self.target,
@@ -268,6 +268,11 @@ class Session:
                     f"{unknown[0]} needs. Cut by length, branches or first_positions."
                 )
 
+    @property
+    def _largest(self) -> DraftShape:
+        """The largest draft: a union has the branches of each of its drafters."""
+        return DraftShape(self.settings.length, self.settings.branches * max(1, len(self.drafter.headers())))
+
     def _run_settings(self) -> RunSettings:
         settings, defaults = self.settings, self.settings.defaults
         return RunSettings(
@@ -275,7 +280,7 @@ class Session:
             seed=defaults.seed,
             policy=settings.policy,
             length=settings.length,
-            branches=settings.branches,
+            branches=self._largest.branches,
             lanes=settings.lanes,
             store_topk=settings.store_topk,
             taps=self.taps,

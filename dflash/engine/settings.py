@@ -65,7 +65,7 @@ class RecordSettings:
             raise UsageError(f"The policy {self.policy} is for replay; record under another one.")
         for name, asked, bound in (
             ("length", shape.length, self.length),
-            ("branches", shape.branches, self.branches),
+            ("branches", shape.branches, self.branches * len(self.parts)),
         ):
             if asked is not None and asked > bound:
                 raise UsageError(
@@ -119,7 +119,7 @@ class RecordSettings:
         shape = self.policy.shape
         return DraftShape(
             self.length if shape.length is None else shape.length,
-            self.branches if shape.branches is None else shape.branches,
+            self.branches * len(self.parts) if shape.branches is None else shape.branches,
         )
 
     @property

@@ -61,6 +61,8 @@ def twins(file: DraftFile, recorded: Policy) -> Iterator[Twins]:
         decided = decided_batch(file, table, (kind == Kind.PREFILL) | (kind == Kind.LIVE)).only_live()
         dense = table.filter(pa.array(kind == Kind.DENSE))
         live_rows, dense_rows = _pairs(decided.table, dense)
+        same = _cut_exactly(file, recorded, decided, live_rows)
+        live_rows, dense_rows = live_rows[same], dense_rows[same]
         live = decided.rounds(TWIN_COLUMNS).take(live_rows)
         keys = np.zeros((dense.num_rows, 2), dtype=np.uint32)
         whole = Rounds.from_table(dense, keys, columns).take(dense_rows)
@@ -71,6 +73,20 @@ def twins(file: DraftFile, recorded: Policy) -> Iterator[Twins]:
         differs = _differs(live, other, file.header.tie_tolerance)
         near = _near(live, file.header.tie_tolerance, scale) | _near(other, file.header.tie_tolerance, scale)
         yield Twins(decided, live_rows[differs & ~near], int((differs & near).sum()))
+
+
+def _cut_exactly(file: DraftFile, recorded: Policy, live: Batch, rows: I64) -> Bool:
+    """Return where a drafter, asked for what the live row asked for, drafts the dense row's tree, cut; `[R]`.
+
+    A union of drafters, say, with fewer branches is another union, not the first branches of the larger one.
+    """
+    exact = [drafter.get("cuts") for drafter in file.header.drafters]
+    asked = recorded_asked(live).take(rows) if recorded.control.adaptive else recorded.shape
+    found = np.ones(len(rows), dtype=bool)
+    for bound in ("length", "branches"):
+        if not all(known is None or bound in known for known in exact):
+            found &= getattr(asked, bound) == file.header.shape[bound]
+    return found
 
 
 def _as_live(recorded: Policy, live: Batch, rows: I64, dense: Rounds) -> Rounds:

@@ -19,6 +19,7 @@ RUNS = {
     "self, T=0.8 shared": {"drafter": "self", "temperature": 0.8},
     "self, T=0.8 independent": {"drafter": "self", "temperature": 0.8, "policy": "speculative"},
     "ngram+self, T=0.8": {"drafter": "ngram+self", "temperature": 0.8},
+    "suffix+self": {"drafter": "suffix+self"},
 }
 DECIDED = ("anchor_position", "accepted_nodes", "bonus_token", "emitted", "truncated_by")
 DRAFTED = ("node_token", "node_parent", "node_source", "node_rank", "node_logq", "node_draft_gap")

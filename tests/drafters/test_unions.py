@@ -61,7 +61,7 @@ def prefixes(tree, length):
 @given(TREES, TREES)
 def test_every_path_is_there_once_under_the_first_drafter_that_has_it(one, two):
     union = UnionDrafter([Fixed("one", one), Fixed("two", two)])
-    found = proposal(union, [0], 5, 1)
+    found = proposal(union, [0], 5, 80)
     every = lines(found)
     assert len(set(every)) == len(every) <= 64
     expected = prefixes(one, 5) | prefixes(two, 5)
@@ -76,20 +76,32 @@ def test_every_path_is_there_once_under_the_first_drafter_that_has_it(one, two):
 @given(st.lists(st.lists(st.integers(0, 5), min_size=5, max_size=5), min_size=16, max_size=40), TREES)
 def test_over_budget_the_shallowest_nodes_stay_so_that_a_cut_in_length_is_exact(one, two):
     union = UnionDrafter([Fixed("one", one), Fixed("two", two)])
-    whole = proposal(union, [0], 5, 1)
+    whole = proposal(union, [0], 5, 80)
     for length in range(5):
-        small = proposal(union, [0], length, 1)
+        small = proposal(union, [0], length, 80)
         kept = [node for node, line in enumerate(lines(whole)) if len(line) <= length]
         assert small.tokens == [whole.tokens[node] for node in kept]
         assert small.source == [whole.source[node] for node in kept]
         assert set(lines(small)) == {lines(whole)[node] for node in kept}
 
 
+@given(TREES, TREES, st.integers(1, 12))
+def test_no_more_branches_than_asked_for_and_those_come_first(one, two, branches):
+    union = UnionDrafter([Fixed("one", one), Fixed("two", two)])
+    whole = lines(proposal(union, [0], 5, 80))
+    found = lines(proposal(union, [0], 5, branches))
+    ends = [line for line in found if not any(line == other[:-1] for other in found)]
+    assert len(ends) <= branches
+    assert set(found) == {line for line in whole if any(line == end[: len(line)] for end in ends)}
+    if len(ends) < branches:
+        assert found == whole
+
+
 @pytest.mark.parametrize("inner", [1, 2])
 def test_node_source_counts_the_entries_of_the_header(inner):
     part = UnionDrafter([Fixed(f"inner{number}", [[number]]) for number in range(inner)])
     union = UnionDrafter([part, Fixed("last", [[9]])])
-    found = proposal(union, [0], 1, 1)
+    found = proposal(union, [0], 1, 3)
     names = [each["name"] for each in union.headers()]
     assert [names[source] for source in found.source] == [*(f"inner{n}" for n in range(inner)), "last"]
 
@@ -114,6 +126,43 @@ def test_text_is_that_without_drafts(tiny, tmp_path, other_folder, names, temper
     rows = draft_runs.rows(path)
     assert draft_runs.trunks(rows) == draft_runs.trunks(draft_runs.rows(plain))
     assert {source for row in rows for source in row["node_source"]} == {0, 1}
+
+
+@pytest.mark.parametrize("names", ["suffix+self", "self+model", "ngram+suffix+self"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_recorded_policy_is_judged_as_it_ran(tiny, tmp_path, other_folder, names, temperature):
+    """Without a policy, walked, re-judged and checked: the rounds that ran, counted from their tokens."""
+    names = names.replace("model", f"model:{other_folder}")
+    given = {"temperature": temperature, "max_new_tokens": 20, "branches": 2, "length": 4}
+    path = draft_runs.record(
+        tiny, draft_runs.prompts(3), tmp_path / "run.parquet", drafter=names, dense=True, **given
+    )
+    rows = [row for row in draft_runs.rows(path) if row["kind"] == 0]
+    assert max(leaves(row["node_parent"]) for row in rows) > 2
+    tau = sum(passes_most(row) + 1 for row in rows) / len(rows)
+    (run,) = open_runs([path])
+    for dense in (True, False):
+        found = replay(run.files, dense=dense, check=True)
+        assert found.rows[0].tau == pytest.approx(tau)
+        assert found.check.passed, found.check.failures
+
+
+@pytest.mark.parametrize("policy", ["match:branches=1", "match:branches=2,length=3", "match:control=window"])
+def test_a_union_that_was_asked_for_fewer_branches_is_judged_as_it_ran(tiny, tmp_path, policy):
+    given = {"temperature": 0.8, "max_new_tokens": 24, "branches": 2, "length": 4, "policy": policy}
+    path = draft_runs.record(
+        tiny, draft_runs.prompts(3), tmp_path / "run.parquet", drafter="suffix+self", dense=True, **given
+    )
+    rows = [row for row in draft_runs.rows(path) if row["kind"] == 0]
+    tau = sum(passes_most(row) + 1 for row in rows) / len(rows)
+    (run,) = open_runs([path])
+    found = replay(run.files, dense=False, check=True)
+    assert found.rows[0].tau == pytest.approx(tau)
+    assert found.check.passed, found.check.failures
+
+
+def leaves(parents):
+    return len(set(range(len(parents))) - set(parents))
 
 
 @pytest.mark.parametrize("names", ["ngram+self", "self+model"])
