@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+LOSSY = "lossy"
 DEFINITIONS: Mapping[str, str] = {
     "tau": "accepted nodes + 1 per live round, before truncation; prefill and dense rows never count",
     "marginal": "live rounds that accept at least i nodes, of all live rounds; their sum is tau - 1",
@@ -25,7 +26,7 @@ DEFINITIONS: Mapping[str, str] = {
     "left_trunk": "requests whose walk left the trunk; their last round counts, nothing after it does",
     "near_ties": "rounds in which less than the file's tie tolerance decided a choice, a cut or a draft",
     "walk": "what a closed-loop replay of this policy would be on a dense recording: path-exact, law-exact, "
-    "or none (re-judge)",
+    "lossy (to where it leaves the trunk), or none (re-judge)",
     "lossless": "whether the emitted tokens follow the target's own law",
     "changed_rounds": "live rounds in which the policy accepts another number of nodes than was recorded",
     "off_choice_rounds": "live rounds that accept a token other than the target's own choice at its place",

@@ -14,7 +14,7 @@ from dflash.replay.branching import BRANCHING_DEFINITIONS, Branches
 from dflash.replay.calibration import CALIBRATION_DEFINITIONS, Calibrated
 from dflash.replay.check import LISTED, Check, Failure, Tie
 from dflash.replay.cost import COST_DEFINITIONS, CostModel
-from dflash.replay.definitions import DEFINITIONS
+from dflash.replay.definitions import DEFINITIONS, LOSSY
 from dflash.replay.knee import KNEE_DEFINITIONS, Knee, knee
 from dflash.replay.near_ties import NearTie
 from dflash.replay.statistics import Interval, Resampled, at_least, tau
@@ -180,11 +180,13 @@ def policy_row(
 def tally_row(policy: Policy, tally: Tally, resampled: Resampled) -> PolicyRow:
     """Sum up what a tally knows of a policy; the rest is open."""
     lengths, reached = tally.lengths().sum(axis=0), at_least(tally.reached().sum(axis=0))
+    lossless = all(policy.is_lossless(context) for context in tally.contexts)
+    walk = _walk(policy, tally)
     tokens = int(lengths @ np.arange(1, len(lengths) + 1))
     return replace(
         open_row(policy),
-        walk=str(_walk(policy, tally)),
-        lossless=all(policy.is_lossless(context) for context in tally.contexts),
+        walk=str(walk) if lossless or walk is not Exactness.REJUDGE else LOSSY,
+        lossless=lossless,
         remarks=_remarks(policy, tally),
         rounds=int(lengths.sum()),
         tau=tau(lengths),

@@ -18,6 +18,7 @@ from dflash.policy.topology import Bool
 from dflash.replay.batch import Part, columns_of
 from dflash.replay.check import LISTED
 from dflash.replay.controlled import ControlledWalk
+from dflash.replay.definitions import LOSSY
 from dflash.replay.dense import DENSE_COLUMNS, DenseBatch
 from dflash.replay.group import Group
 from dflash.replay.law_exact import LAW_COLUMNS, Lengths, joined, lengths, reach
@@ -266,7 +267,7 @@ def _walk_row(
     )
     return replace(
         row,
-        exactness="lossy" if row.walk != "path-exact" else "simulation" if simulated else "path-exact",
+        exactness=LOSSY if row.walk != "path-exact" else "simulation" if simulated else "path-exact",
         remarks=(*row.remarks, *simulated),
         emitted=int(kept.sum()),
         emitted_per_round=float(kept.sum() / rounds.sum()) if rounds.sum() else None,
