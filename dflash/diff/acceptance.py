@@ -12,7 +12,7 @@ from dflash.diff.flat import Block
 from dflash.draftfile.summary import Kind
 from dflash.policy.noise import I64
 from dflash.replay.statistics import Interval, at_least, resampled, tau
-from dflash.replay.tally import Tally
+from dflash.replay.tally import Counted, Tally
 
 DEFINITIONS: Mapping[str, str] = {
     "tau": "accepted nodes + 1 per live round, before truncation, over the live rounds of aligned requests",
@@ -71,8 +71,8 @@ class AcceptanceReport:
 class Acceptance:
     """Live rounds by request and accepted length, on both sides."""
 
-    _a: list[I64] = field(default_factory=list)
-    _b: list[I64] = field(default_factory=list)
+    _a: list[Counted] = field(default_factory=list)
+    _b: list[Counted] = field(default_factory=list)
 
     def add(self, a: Block, b: Block) -> None:
         """Count the live rounds of aligned requests."""

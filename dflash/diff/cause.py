@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash.diff.acceptance import Shift
 from dflash.diff.identity import Difference
+from dflash.diff.shapes import cutting, shape_words
 
 # all that quantising a drafter changes of its entry
 _QUANTISED = {"quantisation", "weights_digest"}
@@ -19,6 +20,8 @@ class Findings:
 
     Attributes:
         drafts: drafts differ in the same context, or what the drafter says of them.
+        cut: drafts differ, and only in how far the headers let them go.
+        redrawn: drafts differ, and the shapes do in a way that changes what this drafter proposes.
         target: what the target says differs in the same context, beyond the tolerance, as log p.
         shifted: raw logits differ and log p does not.
         tokens: outputs part.
@@ -30,6 +33,8 @@ class Findings:
     """
 
     drafts: bool = False
+    cut: bool = False
+    redrawn: bool = False
     target: bool = False
     shifted: bool = False
     tokens: bool = False
@@ -88,7 +93,7 @@ def _models(differences: Sequence[Difference], findings: Findings) -> Iterator[s
         )
     elif drafters:
         yield "The drafter changed too."
-    elif same_target and findings.drafts and not findings.target:
+    elif same_target and findings.drafts and not (findings.target or findings.cut or findings.redrawn):
         yield (
             "Drafts differ although the target says the same and no drafter differs in the header: "
             "a bug of the drafter, or a version that the header does not know of."
@@ -96,19 +101,41 @@ def _models(differences: Sequence[Difference], findings: Findings) -> Iterator[s
 
 
 def _settings(differences: Sequence[Difference], findings: Findings) -> Iterator[str]:
-    tops = {difference.key.partition(".")[0].partition("[")[0]: difference for difference in differences}
+    tops = _tops(differences)
+    if findings.cut or findings.redrawn:
+        yield _shape(differences, findings.cut)
     noise: list[str] = [name for name in ("sampling", "seed", "rng") if name in tops]
     noise += [key for key in findings.infos if key.startswith(("sampling", "seed", "rng_key"))]
     if noise:
         names = ", ".join(dict.fromkeys(noise))
         yield f"Sampling differs ({names}): other texts are to be expected, and log p is of another law."
-    asked = [name for name in ("policy", "shape", "dense", "lanes") if name in tops]
-    if asked:
-        yield f"The runs were asked for different things ({', '.join(asked)})."
+    yield from _asked(differences, findings)
     engine = [difference for difference in differences if difference.key.startswith("engine.")]
     if engine and findings.anything:
         changed = "; ".join(f"{item.key[7:]} {item.a} in A, {item.b} in B" for item in engine[:4])
         yield f"The engine differs: {changed}."
+
+
+def _shape(differences: Sequence[Difference], cut: bool) -> str:
+    """How shapes that differ explain drafts that do."""
+    words = shape_words(differences)
+    shapes = f"The shapes differ ({words})" if words else "The policies let drafts go less far at times"
+    if cut:
+        return f"{shapes}, and that alone explains the drafts: as far as both go, they are equal."
+    return f"{shapes}, and the drafter does not promise that a cut draft equals a smaller one."
+
+
+def _asked(differences: Sequence[Difference], findings: Findings) -> Iterator[str]:
+    # dense rows have no partner without others, so they change no draft
+    explained = {"shape", "dense"} if findings.cut else {"shape"} if findings.redrawn else set()
+    rest = [item for item in differences if not (explained and cutting(item))]
+    asked = [name for name in ("policy", "shape", "dense", "lanes") if name in _tops(rest) - explained]
+    if asked:
+        yield f"The runs were asked for different things ({', '.join(asked)})."
+
+
+def _tops(differences: Sequence[Difference]) -> set[str]:
+    return {difference.key.partition(".")[0].partition("[")[0] for difference in differences}
 
 
 def _quantised(differences: Sequence[Difference]) -> str:

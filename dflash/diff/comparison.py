@@ -20,6 +20,7 @@ from dflash.diff.pairing import pair_rows
 from dflash.diff.probability import NEEDED, Probabilities
 from dflash.diff.requests import PREFILL_COLUMNS, Requests
 from dflash.diff.settings import Settings
+from dflash.diff.shapes import Bounds
 from dflash.diff.stream import Chunk
 from dflash.diff.timing import Timing
 from dflash.diff.tokens import Tokens
@@ -73,7 +74,8 @@ class Comparison:
         self._compare(align(a, b, pairs.take(pairs.comparable), heat))
 
     def _compare(self, aligned: Aligned) -> None:
-        self.drafts.add(aligned, {name: self.ledger.get(name) for name in _TREES})
+        bounds = Bounds.of(self.a), Bounds.of(self.b)
+        self.drafts.add(aligned, {name: self.ledger.get(name) for name in _TREES}, bounds)
         self.decisions.add(aligned, self.ledger.get("accepted_nodes"))
         self.probabilities.add_top1(aligned)
         self._compare_slot_lists(aligned)

@@ -10,6 +10,7 @@ import numpy as np
 from dflash.diff.aligned import Aligned
 from dflash.diff.changes import ColumnChange
 from dflash.diff.decisions import exact, list_elements
+from dflash.diff.shapes import Bounds, are_cuts
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class Drafts:
         first, same_first: rows in which both drafted, and those whose first node is the same token.
         nodes_a, nodes_b: drafted nodes.
         common: nodes whose tokens on the path from the anchor are the same on both sides.
+        cut: rows with other trees, one of which is the other cut as the headers ask for; told in the causes.
     """
 
     rows: int = 0
@@ -30,8 +32,11 @@ class Drafts:
     nodes_a: int = 0
     nodes_b: int = 0
     common: int = 0
+    cut: int = 0
 
-    def add(self, aligned: Aligned, changes: dict[str, ColumnChange | None]) -> None:
+    def add(
+        self, aligned: Aligned, changes: dict[str, ColumnChange | None], bounds: tuple[Bounds, Bounds]
+    ) -> None:
         """Count trees; `changes` take `node_token` and `node_parent`, tree by tree."""
         nodes, rows = aligned.nodes, aligned.rows
         some = (nodes.count_a > 0) | (nodes.count_b > 0)
@@ -49,6 +54,10 @@ class Drafts:
         self.nodes_a += int(nodes.count_a.sum())
         self.nodes_b += int(nodes.count_b.sum())
         self.common += len(nodes.pair)
+        if not whole[some].all():
+            # equal nodes in another order are no cut
+            moved = (matched == nodes.count_a) & (matched == nodes.count_b)
+            self.cut += int((some & ~whole & ~moved & are_cuts(aligned, *bounds)).sum())
         for name, change in changes.items():
             if change is not None:
                 # only trees that differ are worth the objects
@@ -59,5 +68,10 @@ class Drafts:
     def differ(self) -> bool:
         return self.same_trees != self.rows
 
+    @property
+    def only_cut(self) -> bool:
+        """Whether trees differ, and none but by a cut."""
+        return self.differ and self.same_trees + self.cut == self.rows
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: count for name, count in asdict(self).items() if name != "cut"}

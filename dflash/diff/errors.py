@@ -21,6 +21,13 @@ class MetricUnknown(UsageError):
         super().__init__(f"No metric is called {name!r}. {_nearest(name, known)}")
 
 
+class AcceptPosition(UsageError):
+    """A threshold on acceptance at no position of a draft."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Expected accept@N with a whole N >= 1 and < 10000, found {name!r}.")
+
+
 class ThresholdSyntax(UsageError):
     """A threshold that is not METRIC:[+|-]X[%]."""
 

@@ -81,14 +81,14 @@ def match_nodes(a: Block, rows_a: I64, b: Block, rows_b: I64) -> NodePairs:
     ]
     pair, place = spread_rows(np.where(same, counts[0], 0))
     other = np.flatnonzero(~same)
-    found = _match_levels(_Trees.of(a, rows_a[other]), _Trees.of(b, rows_b[other]), len(other))
+    found = _match_levels(Trees.of(a, rows_a[other]), Trees.of(b, rows_b[other]), len(other))
     pairs = np.concatenate((pair, other[found[0]]))
     return NodePairs(
         pairs, np.concatenate((place, found[1])), np.concatenate((place, found[2])), counts[0], counts[1]
     )
 
 
-class _Trees(NamedTuple):
+class Trees(NamedTuple):
     """Flat nodes of some rows; `parent` is a flat index, -1 for the anchor."""
 
     row: I64
@@ -98,7 +98,7 @@ class _Trees(NamedTuple):
     depth: I64
 
     @classmethod
-    def of(cls, block: Block, rows: I64) -> _Trees:
+    def of(cls, block: Block, rows: I64) -> Trees:
         lengths = np.maximum(block.flat("node_parent").lengths[rows], 0)
         row, place = spread_rows(lengths)
         parent = block.flat("node_parent").take(rows[row], place).value.astype(np.int64)
@@ -107,7 +107,7 @@ class _Trees(NamedTuple):
         return cls(row, place, flat, token, depths(flat))
 
 
-def _match_levels(a: _Trees, b: _Trees, rows: int) -> tuple[I64, I64, I64]:
+def _match_levels(a: Trees, b: Trees, rows: int) -> tuple[I64, I64, I64]:
     """Depth by depth: nodes match whose parents match and whose tokens are equal."""
     names = [np.full(len(side.row), -1, dtype=np.int64) for side in (a, b)]
     given, matched = rows, [np.zeros((2, 0), dtype=np.int64)]

@@ -15,6 +15,7 @@ from dflash.diff.identity import VOLATILE_KEYS, Difference
 from dflash.diff.ledger import Ledger, to_dict
 from dflash.diff.probability import DEFINITIONS as PROBABILITY
 from dflash.diff.settings import Columns
+from dflash.diff.shapes import CUT_COLUMNS, redrawn
 from dflash.diff.thresholds import METRICS, Judgement, Metric
 from dflash.diff.verdict import MEANINGS, Verdict
 from dflash.draftfile.canonical import EXACT_INTEGERS
@@ -164,9 +165,13 @@ def findings(found: Comparison, tau: Shift | None = None) -> Findings:
     tokens, ledger = found.tokens, found.ledger
     sections = {name: ledger.of_section(name) for name in COLUMN_SECTIONS}
     target = any(change.beyond_law for change in sections["probabilities"])
-    drafts = found.drafts.differ or any(change.beyond_law for change in sections["drafts"])
+    drafts = {change.name for change in sections["drafts"] if change.beyond_law}
+    differ = found.drafts.differ or bool(drafts)
+    cut = found.drafts.only_cut and drafts <= CUT_COLUMNS
     return Findings(
-        drafts=drafts,
+        drafts=differ,
+        cut=cut,
+        redrawn=differ and not cut and redrawn(found.a, found.b),
         target=target,
         shifted=ledger.beyond and not ledger.beyond_law,
         tokens=tokens.differ,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from dflash.diff.errors import MetricUnknown, ThresholdRelative, ThresholdSyntax
+from dflash.diff.errors import AcceptPosition, MetricUnknown, ThresholdRelative, ThresholdSyntax
 
 METRICS: Mapping[str, str] = {
     "tau": "accepted nodes + 1 per live round of the aligned requests",
@@ -79,6 +79,7 @@ def parse_thresholds(text: str) -> list[Threshold]:
 
     Raises:
         ThresholdSyntax: not of this form, or X is not finite.
+        AcceptPosition: `accept@N` without a position of a draft.
         MetricUnknown: no such metric.
         ThresholdRelative: a percentage of a metric that is 0 between equal files.
     """
@@ -91,7 +92,7 @@ def _parse(text: str) -> Threshold:
         raise ThresholdSyntax(text)
     metric, sign, number, percent = form.groups()
     if metric not in METRICS.keys() - {"accept@N"} and not _ACCEPT.fullmatch(metric):
-        raise MetricUnknown(metric, METRICS)
+        raise AcceptPosition(metric) if metric.startswith("accept@") else MetricUnknown(metric, METRICS)
     if percent and metric == "kl_mean":
         raise ThresholdRelative(metric)
     amount = float(number)

@@ -63,7 +63,10 @@ def test_garbage(folder: Path, capsys: pytest.CaptureFixture[str], name: str, fi
 WRONG = [
     (["--fail-on", "tua:1"], "Did you mean 'tau'?"),
     (["--fail-on", "kl_men:1"], "Did you mean 'kl_mean'?"),
-    (["--fail-on", "accept@0:1"], "No metric is called 'accept@0'"),
+    (["--fail-on", "accept@0:1"], "N >= 1"),
+    (["--fail-on", "accept@N:1"], "N >= 1"),
+    (["--fail-on", "accept@:1"], "N >= 1"),
+    (["--fail-on", "accept@01:1"], "N >= 1"),
     (["--fail-on", "accept:1"], "Did you mean 'accept@N'?"),
     (["--fail-on", "kl_mean:1%"], "give a plain number"),
     (["--fail-on", "tau"], "Expected a threshold"),
