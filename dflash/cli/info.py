@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash.cli.options import files_argument, json_option
-from dflash.cli.output import emit
+from dflash.cli.output import complain, emit
 from dflash.draftfile.canonical import EXACT_INTEGERS
+from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.run import draft_paths
 from dflash.draftfile.summary import Summary, merged
@@ -29,14 +31,40 @@ def info(files: Sequence[Path], as_json: bool) -> None:
     """Show what draft files hold: identities, counts, tau, sizes, how the run ended.
 
     Reads only the footers, so it is instant on files of any size. A folder stands for
-    the *.parquet files right inside it.
+    the *.parquet files right inside it. A file that cannot be read costs none of the others
+    (with --json all of them) and gives exit code 2.
     """
-    found = [describe(open_draft_file(path)) for path in draft_paths(files)]
-    emit(
-        {"schema": "dflash.info/1", "files": found, "total": total(found)},
-        as_json,
-        lambda console: render(found, console),
-    )
+    found, refused = opened(files)
+    if found and not (as_json and refused):
+        emit(
+            {"schema": "dflash.info/1", "files": found, "total": total(found)},
+            as_json,
+            lambda console: render(found, console),
+        )
+    for error in refused[:-1]:
+        complain(str(error))
+    if refused:
+        raise refused[-1]
+
+
+def opened(files: Sequence[Path]) -> tuple[list[Json], list[DraftFileError]]:
+    """The facts of every file that can be read, and what is wrong with the others."""
+    paths, found, refused = dict[Path, None](), list[Json](), list[DraftFileError]()
+    for given in files:
+        with _noted(refused):
+            paths |= dict.fromkeys(draft_paths([given]))
+    for path in paths:
+        with _noted(refused):
+            found.append(describe(open_draft_file(path)))
+    return found, refused
+
+
+@contextmanager
+def _noted(refused: list[DraftFileError]) -> Iterator[None]:
+    try:
+        yield
+    except DraftFileError as error:
+        refused.append(error)
 
 
 def describe(file: DraftFile) -> Json:

@@ -25,6 +25,9 @@ def recover(journal: Path, output: Path | None, overwrite: bool, as_json: bool) 
     JOURNAL is the journal itself or the output that the recording was to write, which is also
     where the file goes without -o. Requests that were still open keep their rounds and end with
     `interrupted`. Exit code 3 if anything in the journal could not be kept.
+
+    The journal is removed once all of it is in the recording's own output. It is kept if something
+    was lost, or if -o puts the file elsewhere: `dflash record --resume` can still go on with it.
     """
     found = recover_journal(journal, output, overwrite=overwrite)
     document = {
@@ -39,6 +42,7 @@ def recover(journal: Path, output: Path | None, overwrite: bool, as_json: bool) 
         "dropped": found.dropped,
         "torn_bytes": found.torn_bytes,
         "lost": found.lost,
+        "journal": None if found.journal is None else str(found.journal),
     }
     emit(document, as_json, lambda console: render(found, console))
     return Exit.LOST if found.lost else Exit.DONE
@@ -57,3 +61,12 @@ def render(found: Recovered, console: Console) -> None:
         console.print(
             f"lost: the last {found.torn_bytes} bytes of the journal hold no whole round", soft_wrap=True
         )
+    console.print(_journal(found), soft_wrap=True)
+
+
+def _journal(found: Recovered) -> str:
+    if found.journal is None:
+        return "The journal was removed: all of it is in the draft file."
+    if found.lost:
+        return f"{found.journal} was kept, as not all of it could be read."
+    return f"{found.journal} was kept: `dflash record --resume` can go on with it."

@@ -49,6 +49,17 @@ class JournalExists(OutputExists):
         )
 
 
+class EmptyJournalExists(JournalExists):
+    """An earlier recording of the same output broke off before anything of it was written."""
+
+    def __init__(self, path: Path) -> None:
+        Exception.__init__(
+            self,
+            f"{path} is an empty journal: a recording broke off before anything was written, so there is "
+            "nothing to recover; pass --overwrite to record anew.",
+        )
+
+
 class OutputIsFolder(WriteError):
     def __init__(self, path: Path) -> None:
         super().__init__(f"Expected the name of a file to write, found the folder {path}.")
@@ -112,6 +123,17 @@ class FileEmpty(OpenError):
         super().__init__(f"{path} is empty (0 bytes); expected a draft file.")
 
 
+class JournalEmpty(FileEmpty):
+    """The journal of a recording that broke off before anything of it was written."""
+
+    def __init__(self, path: Path) -> None:
+        Exception.__init__(
+            self,
+            f"{path} is an empty journal (0 bytes): the recording broke off before anything was written, so "
+            "there is nothing to recover; delete it, or record anew with --overwrite.",
+        )
+
+
 class FileTruncated(OpenError):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -132,9 +154,21 @@ class NotParquet(OpenError):
         super().__init__(f"{path} is not a Parquet file: expected it to begin with b'PAR1', found {found!r}.")
 
 
+class JournalGiven(NotParquet):
+    """A journal where a draft file is expected."""
+
+    def __init__(self, path: Path) -> None:
+        Exception.__init__(
+            self, f"{path} is a journal, not a draft file; `dflash recover {path}` makes a draft file of it."
+        )
+
+
 class JournalUnreadable(OpenError):
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} is no journal, or one that broke off before its first round ({reason}).")
+        super().__init__(
+            f"{path} is no journal, or one that broke off before its first round, so there is nothing "
+            f"to recover ({reason})."
+        )
 
 
 class NotADraftFile(OpenError):

@@ -23,6 +23,8 @@ from dflash.draftfile.errors import (
     FooterChanged,
     FooterCorrupt,
     Incomplete,
+    JournalEmpty,
+    JournalGiven,
     MetadataInvalid,
     MetadataTooLarge,
     NewerFormat,
@@ -174,10 +176,11 @@ def _check_ends(path: Path) -> None:
             raise NotAFile(path) if path.exists() else FileMissing(path)
         with path.open("rb") as file:
             size, head = path.stat().st_size, file.read(4)
+            journal = path.suffix == ".journal"
             if not size:
-                raise FileEmpty(path)
+                raise JournalEmpty(path) if journal else FileEmpty(path)
             if head != MAGIC:
-                raise NotParquet(path, head)
+                raise JournalGiven(path) if journal else NotParquet(path, head)
             if size < SMALLEST:
                 raise FileTruncated(path, f"{size} bytes")
             file.seek(size - 8)

@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from dflash.draftfile.columns import FORMAT_VERSION, arrow_schema
-from dflash.draftfile.errors import FolderNotWritable, JournalExists, SchemaRefused, WriteFailed
+from dflash.draftfile.errors import (
+    EmptyJournalExists,
+    FolderNotWritable,
+    JournalExists,
+    SchemaRefused,
+    WriteFailed,
+)
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.metadata import seal
 from dflash.draftfile.publish import sync_folder, writing
@@ -32,6 +38,16 @@ def journal_path(output: Path | str) -> Path:
     return (
         path.with_suffix(".journal") if path.suffix == ".parquet" else path.with_name(path.name + ".journal")
     )
+
+
+def refuse_journal(path: Path) -> None:
+    """Keeps a journal that is there from being written over.
+
+    Raises:
+        JournalExists: It holds a recording that broke off, or is empty.
+    """
+    if path.exists():
+        raise JournalExists(path) if path.stat().st_size else EmptyJournalExists(path)
 
 
 class Journal:
@@ -71,8 +87,9 @@ class Journal:
         self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
         try:
             self._file = self.path.open("xb", buffering=BUFFER)
-        except FileExistsError as error:
-            raise JournalExists(self.path) from error
+        except FileExistsError:
+            refuse_journal(self.path)
+            raise
         except OSError as error:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._file, "w"), self._schema)

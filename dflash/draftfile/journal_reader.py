@@ -13,8 +13,8 @@ import pyarrow.ipc
 
 from dflash.draftfile.columns import FORMAT_VERSION
 from dflash.draftfile.errors import (
-    FileEmpty,
     FileMissing,
+    JournalEmpty,
     JournalUnreadable,
     NewerFormat,
     NotAFile,
@@ -104,7 +104,7 @@ def open_journal(path: Path | str) -> JournalReader:
     if not path.is_file():
         raise NotAFile(path) if path.exists() else FileMissing(path, "the journal of a recording")
     if not path.stat().st_size:
-        raise FileEmpty(path)
+        raise JournalEmpty(path)
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
             schema = stream.schema

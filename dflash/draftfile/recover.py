@@ -35,6 +35,7 @@ class Recovered(NamedTuple):
         interrupted: Requests that it had not; their last round says `interrupted`.
         dropped: Requests whose rows were damaged and left out, with the reason.
         torn_bytes: Bytes at the end of the journal that hold no whole round.
+        journal: The journal, if it was kept; None if it was removed.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class Recovered(NamedTuple):
     dropped: dict[str, str]
     torn_bytes: int
     already_complete: bool
+    journal: Path | None = None
 
     @property
     def lost(self) -> bool:
@@ -57,7 +59,8 @@ def recover(path: Path | str, output: Path | str | None = None, *, overwrite: bo
     """Writes the requests of a journal as a draft file.
 
     If the journal's own run has a valid file already, that file wins and nothing is written. The journal
-    is deleted once everything in it is published; it stays if something was lost.
+    is deleted once everything in it is published under the recording's own name; it stays if something was
+    lost, or if the file goes elsewhere, so that the recording can still be gone on with.
 
     Args:
         path: A journal, or the output of the recording that broke off.
@@ -71,13 +74,15 @@ def recover(path: Path | str, output: Path | str | None = None, *, overwrite: bo
     """
     journal, own = _places(Path(path))
     target = own if output is None else Path(output)
-    with nullcontext() if target == own else _held(own):
+    elsewhere = target.resolve() != own.resolve()
+    with _held(own) if elsewhere else nullcontext():
         reader = open_journal(journal)
         found = _complete(reader, own)
         if found is None:
             found = _write(reader, target, overwrite)
-        if not found.lost:
-            journal.unlink()
+        if found.lost or (elsewhere and not found.already_complete):
+            return found._replace(journal=journal)
+        journal.unlink()
         return found
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.columns import arrow_schema
-from dflash.draftfile.errors import DraftFileError, FileEmpty
+from dflash.draftfile.errors import DraftFileError, JournalEmpty
 from dflash.draftfile.header import Header, validate_header
 from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.journal import Journal, journal_path
@@ -156,7 +156,7 @@ def renamed(table: pa.Table, request_id: str) -> pa.Table:
 def _journal(path: Path) -> JournalReader | None:
     try:
         return open_journal(path) if path.exists() else None
-    except FileEmpty:
+    except JournalEmpty:
         # killed before the header was written
         return None
 

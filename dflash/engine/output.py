@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash.draftfile.errors import JournalExists
-from dflash.draftfile.journal import Journal, journal_path
+from dflash.draftfile.journal import Journal, journal_path, refuse_journal
 from dflash.draftfile.publish import Publication, beside
 from dflash.draftfile.resume import Kept, carry_over, find_earlier, require_same_header
 
@@ -23,8 +22,8 @@ def check_output(path: Path, *, overwrite: bool = False, resume: bool = False) -
     Publication(path, overwrite=overwrite or resume).discard()
     if resume:
         return find_earlier(path) is not None
-    if not overwrite and journal_path(path).exists():
-        raise JournalExists(journal_path(path))
+    if not overwrite:
+        refuse_journal(journal_path(path))
     return False
 
 

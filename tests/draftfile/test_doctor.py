@@ -111,5 +111,13 @@ def test_recover_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["dropped"] == {}
     assert document(capsys, 3, "recover", str(torn))["lost"]
     assert run(["recover", str(torn), "-o", str(tmp_path / "again.parquet")]) == 3
-    assert "lost" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "lost" in out
+    assert "torn.journal was kept" in out
+    with Journal(tmp_path / "later.journal", header(), run_id="run") as journal:
+        journal.append("request-0", first)
+    assert run(["recover", str(tmp_path / "later.journal"), "-o", str(tmp_path / "saved.parquet")]) == 0
+    assert "later.journal was kept: `dflash record --resume`" in capsys.readouterr().out
+    assert run(["recover", str(tmp_path / "later.journal")]) == 0
+    assert "journal was removed" in capsys.readouterr().out
     assert run(["recover", str(tmp_path / "missing.journal")]) == 2

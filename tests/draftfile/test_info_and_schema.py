@@ -80,6 +80,49 @@ def test_info_of_no_draft_file(tmp_path: Path, name: str, capsys: pytest.Capture
     assert name in captured.err
 
 
+@pytest.mark.parametrize("form", ["words", "json"])
+@pytest.mark.parametrize("bad", ["missing.parquet", "text.parquet", "run.journal", "none"])
+@pytest.mark.parametrize("first", [True, False])
+def test_info_of_good_files_among_bad_ones(
+    folder: Path, bad: str, first: bool, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "text.parquet").write_text("hello, hello")
+    (folder / "run.journal").write_bytes(b"\xff\xff\xff\xff and so on")
+    (folder / "none").mkdir()
+    words = [str(folder / bad), *(str(folder / f"part-{part}.parquet") for part in (0, 1))]
+    assert run(["info", *(words if first else words[::-1]), *(["--json"] if form == "json" else [])]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert bad in captured.err
+    assert ("2 files: 4 requests" in captured.out) == (form == "words")
+    assert form == "words" or captured.out == ""
+
+
+def test_info_of_a_folder_with_bad_files_tells_each(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.parquet", "z.parquet"):
+        (folder / name).write_text("hello, hello")
+    assert run(["info", str(folder), str(folder / "z.parquet")]) == 2
+    captured = capsys.readouterr()
+    assert "2 files: 4 requests" in captured.out
+    assert [line.partition(" is ")[0] for line in captured.err.splitlines()] == [
+        f"error: {folder / name}" for name in ("a.parquet", "z.parquet")
+    ]
+
+
+@pytest.mark.parametrize("command", ["info", "doctor", "cat", "replay", "diff"])
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"", "empty journal"), (b"\xff\xff\xff\xff", "dflash recover")]
+)
+def test_a_journal_is_told_from_a_draft_file(
+    tmp_path: Path, command: str, content: bytes, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.journal"
+    path.write_bytes(content)
+    assert run([command, *[str(path)] * (2 if command == "diff" else 1)]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+
+
 def test_schema_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "schema")
     assert [column["name"] for column in found["columns"]] == [column.name for column in COLUMNS]

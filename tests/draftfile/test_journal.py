@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from sample_drafts import header, request, tables, write
 
 from dflash.draftfile import errors
-from dflash.draftfile.journal import Journal, journal_path
+from dflash.draftfile.journal import Journal, journal_path, refuse_journal
 from dflash.draftfile.journal_reader import open_journal, read_journal
 from dflash.draftfile.reader import open_draft_file
 from dflash.draftfile.recover import mark_interrupted, recover
+from dflash.draftfile.resume import find_earlier
 from dflash.draftfile.writer import DraftFileWriter
 
 ANY_FOLDER = settings(
@@ -190,6 +191,36 @@ def test_the_file_of_another_run_is_not_replaced(tmp_path: Path) -> None:
     found = recover(tmp_path / "run.journal", tmp_path / "saved.parquet")
     assert open_draft_file(tmp_path / "run.parquet").content_digest == first.content_digest
     assert found.path == tmp_path / "saved.parquet"
+    assert (tmp_path / "run.journal").exists()
+
+
+@pytest.mark.parametrize(
+    "output", [None, "run.parquet", "sub/../run.parquet", "saved.parquet", "sub/run.parquet"]
+)
+@pytest.mark.parametrize("torn", [0, 100])
+@pytest.mark.parametrize("closed", [0, 1])
+def test_a_journal_goes_only_when_all_of_it_is_in_its_own_output(
+    tmp_path: Path, output: str | None, torn: int, closed: int
+) -> None:
+    path, own = tmp_path / "run.journal", tmp_path / "run.parquet"
+    (tmp_path / "sub").mkdir()
+    keep(path, tables(5, 2), closed)
+    before = path.read_bytes()[: -torn or None]
+    path.write_bytes(before)
+    found = recover(path, output and tmp_path / output)
+    assert found.lost == bool(torn)
+    kept = bool(torn) or not own.exists()
+    assert found.journal == (path if kept else None)
+    assert path.exists() == kept
+    assert not kept or path.read_bytes() == before
+    assert find_earlier(own) is not None
+
+
+def test_what_was_recovered_elsewhere_may_be_recovered_again(tmp_path: Path) -> None:
+    keep(tmp_path / "run.journal", tables(5, 2), 1)
+    saved = recover(tmp_path / "run.journal", tmp_path / "saved.parquet")
+    assert recover(tmp_path / "run.journal").content_digest == saved.content_digest
+    assert not (tmp_path / "run.journal").exists()
 
 
 @pytest.mark.parametrize("output", [None, "saved.parquet"])
@@ -225,13 +256,26 @@ def test_rows_under_another_name_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "error"),
-    [(None, errors.FileMissing), (b"", errors.FileEmpty), (b"hello, world" * 9, errors.JournalUnreadable)],
+    [(None, errors.FileMissing), (b"", errors.JournalEmpty), (b"hello, world" * 9, errors.JournalUnreadable)],
 )
 def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes | None, error: type[Exception]) -> None:
     if content is not None:
         (tmp_path / "run.journal").write_bytes(content)
-    with pytest.raises(error):
+    with pytest.raises(error, match="journal"):
         recover(tmp_path / "run.journal")
+
+
+def test_nobody_is_sent_to_recover_what_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.journal"
+    path.touch()
+    for refuse in (refuse_journal, lambda path: Journal(path, header(), run_id="run")):
+        with pytest.raises(errors.EmptyJournalExists, match="nothing to recover") as told:
+            refuse(path)
+        assert "dflash recover" not in str(told.value)
+    keep(tmp_path / "full.journal", tables(4, 1), 0)
+    with pytest.raises(errors.JournalExists, match="`dflash recover"):
+        refuse_journal(tmp_path / "full.journal")
+    refuse_journal(tmp_path / "none.journal")
 
 
 def test_a_flipped_header_is_refused(tmp_path: Path) -> None:
