@@ -12,7 +12,7 @@ from dflash.cli.cost_text import profile_text
 from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option, overwrite_option
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.outputs import check_outputs
-from dflash.cli.tune_text import render
+from dflash.cli.tune_text import caveats, render
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.run import open_run
 from dflash.policy.policy_file import policy_toml
@@ -146,7 +146,7 @@ def _comment(found: Tuned) -> str:
         lines.append(
             f"predicted tau {_with_interval(best.row.tau, best.row.interval)} ({best.row.exactness})"
         )
-    return "\n".join([*lines, f"batch {found.model.batch:g}, {found.requests} requests"])
+    return "\n".join([*lines, *caveats(found), f"batch {found.model.batch:g}, {found.requests} requests"])
 
 
 def _with_interval(value: float, interval: Any) -> str:

@@ -36,6 +36,8 @@ def _recommendation(found: Tuned, console: Console) -> None:
     best, frugal = found.candidates[found.best], found.candidates[found.frugal]
     speed = best.speed
     console.print(f"best: {best.policy}", style="bold", soft_wrap=True)
+    for caveat in caveats(found):
+        console.print(f"  {caveat}", style="bold", soft_wrap=True)
     if not found.speculates():
         console.print(
             "  do not speculate: on these requests no policy is faster than one token after the other",
@@ -69,6 +71,26 @@ def _recommendation(found: Tuned, console: Console) -> None:
         )
 
 
+def caveats(found: Tuned) -> list[str]:
+    """What must be known before the numbers of the best policy are believed."""
+    best, whole, said = found.candidates[found.best], found.whole(), []
+    if not found.model.plain_timed:
+        said.append(
+            "plain decoding was never timed in this recording or profile: the speed-up is not known, tau is; "
+            "to know it, give --cost a profile of `dflash bench step`, or this recording and one with "
+            "--drafter none"
+        )
+    if best.censored:
+        said.append(
+            f"censored: walked {best.covered:.3f} of the answers' tokens, up to where it leaves them; its "
+            "tau and speed-up cannot be compared with whole walks: --rejudge judges all on the same rounds"
+        )
+        if whole is not None:
+            speed = number_cell(whole.speed.speed_up, whole.speed.interval)
+            said.append(f"the fastest on whole answers: {whole.policy}, speed-up {speed}")
+    return said
+
+
 def _advice(found: Tuned) -> list[str]:
     best, advice = found.candidates[found.best], []
     if tied := found.untold():
@@ -98,7 +120,7 @@ def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:
     columns: dict[str, Callable[[Candidate], str]] = {
         "speed-up (95 %)": lambda item: estimate_cell(item.speed.speed_up, item.speed.interval),
         "to best (95 %)": lambda item: estimate_cell(
-            item.speed.difference, item.speed.difference_interval, "+.3f"
+            item.speed.difference if item.comparable else None, item.speed.difference_interval, "+.3f"
         ),
         "best share": lambda item: number_cell(item.speed.best_share, form=".2f"),
         "tau (95 %)": lambda item: estimate_cell(item.row.tau, item.row.interval),
@@ -107,6 +129,7 @@ def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:
         ),
         "rows a token": lambda item: f"{item.speed.verified_per_token:.2f}",
         "divergence": lambda item: f"{item.divergence:.4f}",
+        "walked": lambda item: number_cell(item.covered),
     }
     if all(item.row.tau is not None for item in shown):
         del columns["kept a round (95 %)"]
@@ -114,6 +137,8 @@ def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:
         del columns["tau (95 %)"]
     if not any(item.divergence for item in shown):
         del columns["divergence"]
+    if not any(item.censored for item in shown):
+        del columns["walked"]
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     table.add_column("policy", no_wrap=True, overflow="fold")
@@ -121,8 +146,13 @@ def _ranking(candidates: Sequence[Candidate], limit: int) -> Table:
     rows = [[cell(item) for cell in columns.values()] for item in shown]
     add_numbers(table, dict(zip(columns, zip(*rows, strict=True), strict=True)))
     for item, numbers in zip(shown, rows, strict=True):
-        mark = ("*" if item.front else " ") + ("" if item.admissible else "x")
-        table.add_row(mark, policy_cell(str(item.policy)), item.row.exactness, *numbers)
+        marks = ((item.front, "*", " "), (item.admissible, "", "x"), (item.censored, "c", ""))
+        table.add_row(
+            "".join(yes if holds else no for holds, yes, no in marks),
+            policy_cell(str(item.policy)),
+            item.row.exactness,
+            *numbers,
+        )
     return table
 
 
@@ -130,6 +160,10 @@ def _legend(found: Tuned, limit: int) -> str:
     parts = ["* on the front"]
     if not all(item.admissible for item in found.candidates):
         parts.append("x diverges more than allowed")
+    if any(item.censored for item in found.candidates):
+        parts.append("c censored: walked in part, not comparable with whole walks")
+    if added := sum(item.front for item in found.candidates[limit:]):
+        parts.append(f"{added} rows beyond --limit {limit} are shown since they are on the front")
     if hidden := sum(not item.front for item in found.candidates[limit:]):
         parts.append(f"{hidden} more policies: --limit, or --json for all")
     if found.dropped:

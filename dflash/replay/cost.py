@@ -87,6 +87,11 @@ class CostModel:
     assumptions: tuple[str, ...]
     untimed: int
 
+    @property
+    def plain_timed(self) -> bool:
+        """Whether rounds without nodes were timed: one-token decoding, the base of every speed-up."""
+        return self.step_time.verify_us.axes[0][0] <= 0
+
     def to_dict(self) -> dict[str, Any]:
         """Return the form that JSON documents hold."""
         return {
@@ -162,8 +167,9 @@ def _verify(steps: Steps) -> tuple[Grid, Fit, list[str]]:
     weights = _weights(_verify_terms(steps.nodes, steps.batch, steps.context, knot), steps.verify_us)
     nodes = np.quantile(steps.nodes, np.linspace(0, 1, _POINTS))
     bends = knot / np.unique(steps.batch) - 1
+    # beyond its ends a grid goes on, so that it may begin where times were taken
     axes = (
-        tuple(np.unique(np.concatenate(([0.0], nodes, bends[bends > 0]))).tolist()),
+        tuple(np.unique(np.concatenate((nodes, bends[bends > nodes[0]]))).tolist()),
         tuple(np.unique(np.quantile(steps.batch, np.linspace(0, 1, _POINTS))).tolist()),
         _axis(0.0, steps.context.max()),
     )

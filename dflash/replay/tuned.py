@@ -25,7 +25,10 @@ TUNE_DEFINITIONS = {
     "best": "the fastest policy that diverges in no more rounds than allowed; chosen by the same rounds that "
     "measure it, so that its own speed-up is flattered a little: best_share says how sure the choice is",
     "divergence": "off_choice, but 0 for lossless policies, whatever they accept; policies that diverge more "
-    "than allowed do not take part in best_share",
+    "than allowed do not take part in best_share, nor do censored ones",
+    "censored": "the walk stops where the policy leaves the recorded answers, of whose tokens it covers the "
+    "share covered: its tau and speed-up are those of beginnings, not comparable with whole walks, so that "
+    "it has no difference to best and is not on the front",
     "difference_to_best": "speed-up minus that of the best policy, 95 % interval on the same resamples",
     "frugal": "of the policies whose difference to the best has an interval that reaches 0, the one that "
     "verifies the fewest rows a token: the one to prefer where many requests share the target",
@@ -76,6 +79,7 @@ class Candidate(NamedTuple):
         divergence: 0 for lossless policies; its interval None there.
         admissible: whether it may be recommended.
         front: whether it is on the Pareto front of speed-up, divergence and verified rows a token.
+        comparable: whether neither it nor the best is censored, or it is the best.
     """
 
     policy: Policy
@@ -85,6 +89,17 @@ class Candidate(NamedTuple):
     divergence_interval: Interval | None
     admissible: bool
     front: bool
+    comparable: bool
+
+    @property
+    def covered(self) -> float | None:
+        """Share of the answers' tokens that its walk covers; None if it did not walk."""
+        return None if self.row.walked is None else self.row.walked.covered
+
+    @property
+    def censored(self) -> bool:
+        """Whether its walk stops before the ends of the answers."""
+        return _censored(self.row)
 
 
 class Contest(NamedTuple):
@@ -124,6 +139,10 @@ class Tuned:
         """Return whether the best policy drafts, and is faster than one-token decoding."""
         best = self.candidates[self.best]
         return best.speed.speed_up > 1.0 and best.policy.shape.filled(self.largest).length != 0
+
+    def whole(self) -> Candidate | None:
+        """Return the fastest policy that may be recommended and is not censored."""
+        return next((item for item in self.candidates if item.admissible and not item.censored), None)
 
     def untold(self) -> int:
         """Return how many other policies may be as fast as the best: their paired interval reaches 0."""
@@ -183,16 +202,21 @@ def ranked(judged: Judgement) -> tuple[list[Candidate], list[Work]]:
     if not works:
         return [], []
     among: Bool = np.array([divergence[place] <= judged.limit for place in order])
-    priced = speeds(works, 0, among)
+    whole: Bool = np.array([not _censored(judged.rows[place]) for place in order])
+    priced = speeds(works, 0, among & whole)
     measured = [speed for speed in priced if speed is not None]
     costs = [
         (-speed.speed_up, divergence[place], speed.verified_per_token)
         for place, speed in zip(order, measured, strict=True)
     ]
-    on_front = front(np.array(costs))
+    on_front = np.zeros(len(order), dtype=bool)
+    on_front[whole] = front(np.array(costs)[whole])
     found = []
     for index, (place, speed) in enumerate(zip(order, measured, strict=True)):
         row = judged.rows[place]
+        comparable = index == 0 or bool(whole[index] and whole[0])
+        if not comparable:
+            speed = speed._replace(difference_interval=None)
         found.append(
             Candidate(
                 judged.policies[place],
@@ -202,9 +226,15 @@ def ranked(judged: Judgement) -> tuple[list[Candidate], list[Work]]:
                 None if row.lossless else speed.off_choice_interval,
                 bool(among[index]),
                 bool(on_front[index]),
+                comparable,
             )
         )
     return found, works
+
+
+def _censored(row: PolicyRow) -> bool:
+    facts = row.walked
+    return facts is not None and facts.left_trunk > 0 and facts.covered is not None and facts.covered < 1
 
 
 def frugal(candidates: Sequence[Candidate]) -> int:
@@ -222,14 +252,14 @@ def frugal(candidates: Sequence[Candidate]) -> int:
 
 
 def contest(candidates: Sequence[Candidate], works: Sequence[Work]) -> Contest | None:
-    """Set the fastest static policy against the fastest adaptive one.
+    """Set the fastest static policy against the fastest adaptive one, of those that walk whole answers.
 
     Args:
         works: of the candidates.
     """
     first: dict[bool, int] = {}
     for index, item in enumerate(candidates):
-        if item.admissible:
+        if item.admissible and not item.censored:
             first.setdefault(item.policy.control.adaptive, index)
     if len(first) < 2:
         return None

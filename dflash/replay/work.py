@@ -25,10 +25,12 @@ SPEED_DEFINITIONS = {
     "for the whole engine",
     "verified_per_token": "target rows, nodes + 1 a round, per token before truncation",
     "off_choice": "rounds that accept a token which the target would not have chosen, of all rounds",
-    "best_share": "share of the resamples of requests in which no other policy that takes part is faster",
+    "best_share": "share of the resamples of requests in which no other policy that takes part is faster; "
+    "policies that tie share a resample",
 }
 TOKENS, US, PLAIN_US, ROWS, ROUNDS, OFF_CHOICE = range(6)
 _SUMS = 6
+_TIE = 1e-9
 
 
 class Speed(NamedTuple):
@@ -37,7 +39,7 @@ class Speed(NamedTuple):
     Attributes:
         speed_up: against one-token decoding.
         difference: the speed-up minus that of the reference, its interval from the same resamples.
-        best_share: share of the resamples in which no other policy that takes part is faster.
+        best_share: share of the resamples in which no other policy that takes part is faster; ties share.
         round_us: mean predicted time of a round.
     """
 
@@ -143,8 +145,7 @@ def speeds(works: Sequence[Work], reference: int, among: Bool) -> list[Speed | N
         # one policy after the other, since the sums of all would be held in memory twice
         draws = np.stack([draws_of(work.sums()[used], int(used.sum())) for work in works], axis=1)
         ratio, off = draws[..., PLAIN_US] / draws[..., US], draws[..., OFF_CHOICE] / draws[..., ROUNDS]
-        first = np.argmax(np.where(among, ratio, -np.inf), axis=1)
-        share[among] = (np.bincount(first, minlength=len(works)) / len(ratio))[among]
+        share[among] = _best_shares(ratio[:, among])
     base = float(totals[reference, PLAIN_US] / totals[reference, US])
     found: list[Speed | None] = []
     for index, (tokens, us, plain, rows, rounds, strayed) in enumerate(totals.tolist()):
@@ -169,6 +170,13 @@ def speeds(works: Sequence[Work], reference: int, among: Bool) -> list[Speed | N
             )
         )
     return found
+
+
+def _best_shares(ratio: F64) -> F64:
+    """Return the share of resamples that each policy wins; `[resamples, policies]` to `[policies]`."""
+    # the same work, summed in another order, differs in its last digits
+    won = ratio >= ratio.max(axis=1, initial=0.0, keepdims=True) * (1 - _TIE)
+    return np.asarray((won / np.maximum(1, won.sum(axis=1, keepdims=True))).mean(axis=0))
 
 
 def _off_choice(item: Judged) -> Bool:

@@ -1,0 +1,147 @@
+"""`dflash tune` compares no half walk with whole ones, and gives no speed-up over untimed plain rounds."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from timed import clocked, machine
+from tiny_recorder import Recorder
+
+from dflash.cli.main import run
+from dflash.draftfile.run import open_run
+from dflash.policy.context import Proposal
+from dflash.policy.registry import parse_policy
+from dflash.replay.cost import CostModel, fit_cost, load_cost
+from dflash.replay.tune import tune
+from dflash.replay.tuned import Tuned
+
+SCHEMA = Path(__file__).parents[2] / "schemas" / "tune_v1.schema.json"
+LOSSY = ["--sweep", "match:length=3", "--sweep", "threshold:t=0.05,length=3", "--max-divergence", "1"]
+
+
+def record(path: Path, length: int = 3, **changes: Any) -> Path:
+    given: dict[str, Any] = {"temperature": 0.0, "requests": 6, "edit": clocked()} | changes
+    return Recorder(proposal=Proposal.DETERMINISTIC, length=length, **given).write(path, run_id=f"r{length}")
+
+
+def always_drafting(rows: list[dict[str, Any]]) -> None:
+    """Time only rounds with nodes."""
+    clocked()(rows)
+    for row in rows:
+        if row["kind"] == 0 and not len(row["node_token"]):
+            row |= {"draft_us": None, "round_us": None}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("lossy") / "dense.parquet", dense=True)
+
+
+@pytest.fixture(scope="module")
+def untimed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("untimed") / "live.parquet", edit=always_drafting)
+
+
+@pytest.fixture(scope="module")
+def law(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("law") / "law.json"
+    path.write_text(json.dumps(machine().to_dict()), encoding="utf-8")
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> tuple[dict[str, Any], list[str]]:
+    """The document and the lines of one search."""
+    found = []
+    for more in (["--json"], []):
+        assert run(["tune", str(path), "-q", *words, *more]) == 0
+        found.append(capsys.readouterr().out)
+    document = json.loads(found[0])
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(document)
+    return document, found[1].splitlines()
+
+
+def test_walks_that_stop_half_way_are_censored_and_compared_with_nothing(
+    dense: Path, law: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document, lines = told(capsys, dense, *LOSSY, "--cost", str(law))
+    lossy, match = document["policies"]
+    assert document["best"] == lossy["policy"]
+    assert (lossy["censored"], match["censored"], match["covered"]) == (True, False, 1.0)
+    assert 0 < lossy["covered"] < 1
+    assert (lossy["front"], match["front"], lossy["best_share"]) == (False, True, None)
+    assert (match["difference_to_best"], match["difference_interval"]) == (None, None)
+    assert document["frugal"] == document["best"]
+    assert lines[1].startswith(f"  censored: walked {lossy['covered']:.3f}")
+    assert lines[2].startswith(f"  the fastest on whole answers: {match['policy']}, speed-up ")
+    assert any("c censored" in line for line in lines)
+    toml = tmp_path / "best.toml"
+    assert run(["tune", str(dense), "-q", *LOSSY, "-o", str(toml)]) == 0
+    assert "# censored: walked" in toml.read_text(encoding="utf-8")
+    assert str(parse_policy(str(toml))) == document["best"]
+
+
+def test_re_judged_policies_share_their_rounds_and_none_is_censored(
+    dense: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document, lines = told(capsys, dense, *LOSSY, "--rejudge")
+    assert not any(item["censored"] or item["covered"] is not None for item in document["policies"])
+    assert all(item["difference_to_best"] is not None for item in document["policies"])
+    assert not any("censored: walked" in line for line in lines)
+
+
+def test_a_speed_up_over_rounds_that_nobody_timed_is_not_known(
+    untimed: Path, law: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, plain = tmp_path / "saved.json", record(tmp_path / "plain.parquet", 0)
+    words = ["--sweep", "match:length=1..3"]
+    assert run(["tune", str(untimed), "-q", *words, "--save-cost", str(saved)]) == 0
+    capsys.readouterr()
+    for path, costs, known in (
+        (untimed, [], False),
+        (untimed, [saved], False),
+        (untimed, [untimed, plain], True),
+        (untimed, [law], True),
+    ):
+        document, lines = told(
+            capsys, path, *words, *(word for cost in costs for word in ("--cost", str(cost)))
+        )
+        assert document["plain_decoding_timed"] is known
+        assert lines[1].startswith("  plain decoding was never timed") is not known
+
+
+def test_a_fit_says_the_same_once_saved(untimed: Path, tmp_path: Path) -> None:
+    model = fit_cost(open_run([untimed]).files)
+    path = tmp_path / "saved.json"
+    path.write_text(json.dumps(model.step_time.to_dict()), encoding="utf-8")
+    again = load_cost(path)
+    assert not model.plain_timed
+    assert not again.plain_timed
+    nodes = np.arange(6)
+    assert again.step_time.verify(nodes, 1, 9).tolist() == model.step_time.verify(nodes, 1, 9).tolist()
+
+
+def searched(path: Path, *policies: str) -> Tuned:
+    law = CostModel(machine(), "law", 1.0, (), (), 0)
+    return tune(open_run([path]).files, [parse_policy(text) for text in policies], law)
+
+
+@pytest.mark.parametrize("twins", [1, 2, 3])
+def test_policies_that_tie_share_being_the_best(dense: Path, twins: int) -> None:
+    alike = ["match:length=3,branches=1", "match:length=3", "match:branches=1"][:twins]
+    found = searched(dense, *alike, "match:length=0")
+    shares = {str(item.policy): item.speed.best_share for item in found.candidates}
+    assert [shares[name] for name in alike] == pytest.approx([1 / twins] * twins)
+    assert shares["match:length=0"] == 0.0
+
+
+def test_rows_beyond_the_limit_are_explained(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document, lines = told(capsys, dense, "--sweep", "match:length=0..3", "--limit", "1")
+    beyond = sum(item["front"] for item in document["policies"][1:])
+    assert beyond > 0
+    assert any(re.search(rf"{beyond} rows beyond --limit 1 .* on the front", line) for line in lines)
