@@ -121,7 +121,9 @@ def by_anchor(table, kind):
 def test_a_dense_row_at_a_live_anchor_is_the_live_row(tiny, tmp_path, settings, run, cut):
     given = settings(run)
     rule = run.get("policy", "match")
-    policy = rule if cut is None else f"{rule}:length={cut[0]},branches={cut[1]}"
+    # a union has the branches of each of its drafters
+    parts = run["drafter"].count("+") + 1
+    policy = rule if cut is None else f"{rule}:length={cut[0]},branches={cut[1] * parts}"
     given["policy"] = policy
     path = draft_runs.record(tiny, draft_runs.prompts(2), tmp_path / "run.parquet", dense=True, **given)
     table = draft_runs.rows(path)
