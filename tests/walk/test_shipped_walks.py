@@ -61,15 +61,16 @@ def test_evidence_walks_of_the_shipped_drafter_are_its_live_runs(target, tmp_pat
         lanes=5,
         max_new_tokens=32,
     )
-    assert ties < 0.005 * rounds
+    # the target's own: each is counted under every policy that comes by
+    assert ties < 0.02 * rounds
 
 
 @pytest.mark.evidence
 def test_evidence_a_suffix_beside_it_costs_no_acceptance(target, tmp_path):
     """By kind of prompt: tau of default+suffix is not below that of default, paired over prompts."""
     rounds = {}
-    for name, branches in (("default", 1), ("default+suffix", 2)):
-        given = BLOCK | {"branches": branches, "lanes": 5, "max_new_tokens": 48}
+    for name in ("default", "default+suffix"):
+        given = BLOCK | {"lanes": 5, "max_new_tokens": 48}
         path = draft_runs.record(target, ASKED, tmp_path / f"{name}.parquet", drafter=name, **given)
         live = live_rounds(path, "match", 0.0)
         each = [live[str(number)] for number in range(len(ASKED))]
