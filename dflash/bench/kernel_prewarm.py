@@ -21,10 +21,10 @@ def _build(job: tuple[Shape | LayerShape, str]) -> None:
     import torch
 
     from dflash.bench.kernel_accept import compiled_calls, make_trees
+    from dflash.bench.kernel_attention import our_calls
     from dflash.bench.kernel_inputs import make_inputs
     from dflash.bench.kernel_peers import ATTENTION_PEERS
     from dflash.bench.kernel_peers_compiled import COMPILED_PEERS
-    from dflash.bench.kernels import our_calls
 
     shape, name = job
     if isinstance(shape, LayerShape):

@@ -22,6 +22,7 @@ import torch
 import triton
 
 from dflash.bench import kernel_accept
+from dflash.bench.kernel_attention import our_calls
 from dflash.bench.kernel_ceilings import Ceilings, measure_ceilings
 from dflash.bench.kernel_head import HEAD_SHAPES, HeadShape, measure_head
 from dflash.bench.kernel_inputs import (
@@ -41,8 +42,6 @@ from dflash.bench.kernel_table import as_text
 from dflash.bench.kernel_timing import Timing, rotations, time_graph
 from dflash.errors import DflashError
 from dflash.kernels.attention_plan import Mode
-from dflash.kernels.block_attention import block_attention
-from dflash.kernels.tree_attention import attention_scratch, tree_attention
 
 
 class RedCheck(DflashError):
@@ -102,16 +101,6 @@ def prepare(shape: Shape) -> Prepared:
     sets = make_inputs(shape, rotations(shape.bytes))
     lanes = sorted({0, shape.batch // 2, shape.batch - 1})
     return Prepared(shape, sets, lanes, expected_output(shape, sets[0], lanes))
-
-
-def our_calls(shape: Shape, sets: list[Inputs], mode: Mode) -> list[Callable[[], torch.Tensor]]:
-    """Our kernel on every buffer set."""
-    first = sets[0]
-    scratch = attention_scratch(*first[:5], shape.tail, mode=mode)
-    out = torch.full_like(first.q, torch.nan)
-    if first.words is None:
-        return [lambda s=s: block_attention(*s[:4], mode=mode, scratch=scratch, out=out) for s in sets]
-    return [lambda s=s: tree_attention(*s[:5], shape.tail, mode=mode, scratch=scratch, out=out) for s in sets]
 
 
 def measure_ours(ready: Prepared) -> list[Row]:
