@@ -134,7 +134,7 @@ def check_attention(
         _integers("pages", pages, torch.int32, (batch, pages.shape[-1]), q)
         capacity = page * pages.shape[-1]
     if impl == "triton":
-        check_runnable(q)
+        check_runnable("q", q)
     return Sizes(batch, queries, heads, head, k.shape[1], heads // k.shape[1], tail, page, capacity)
 
 
@@ -161,16 +161,16 @@ def require_device(name: str, tensor: Tensor) -> None:
         raise DeviceRefused(name, 'cuda (or impl="reference")', tensor.device, tensor.shape)
 
 
-def check_runnable(q: Tensor) -> None:
-    """Refuse a device or a dtype that the attention kernels do not run on.
+def check_runnable(name: str, tensor: Tensor) -> None:
+    """Refuse a device or a dtype that kernels with matrix products do not run on.
 
     Raises:
         DeviceRefused, TritonMissing: on a CPU without the interpreter.
         DtypeRefused: float32 on a GPU; bfloat16 in the interpreter, which computes garbage with it.
     """
-    require_device("q", q)
+    require_device(name, tensor)
     if interpreted():
-        if q.dtype not in (torch.float16, torch.float32):
-            raise DtypeRefused("q", "float16 or float32 in the interpreter", q.dtype, q.shape)
-    elif q.dtype not in (torch.float16, torch.bfloat16):
-        raise DtypeRefused("q", "float16 or bfloat16", q.dtype, q.shape)
+        if tensor.dtype not in (torch.float16, torch.float32):
+            raise DtypeRefused(name, "float16 or float32 in the interpreter", tensor.dtype, tensor.shape)
+    elif tensor.dtype not in (torch.float16, torch.bfloat16):
+        raise DtypeRefused(name, "float16 or bfloat16", tensor.dtype, tensor.shape)

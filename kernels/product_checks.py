@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dflash.kernels.attention_checks import Impl, check_choice, interpreted, require_device
+from dflash.kernels.attention_checks import Impl, check_choice, check_runnable
 from dflash.kernels.attention_plan import Mode
 from dflash.kernels.errors import DeviceRefused, DtypeRefused, LayoutRefused, ScaleRefused, ShapeRefused
 
@@ -71,22 +71,7 @@ def check_product(
     if bias is not None:
         check_tensor("bias", bias, x.dtype, (len(weight),), x)
     if impl == "triton":
-        check_compiled(x)
-
-
-def check_compiled(x: Tensor) -> None:
-    """Refuse a device or a dtype that the product kernels do not run on.
-
-    Raises:
-        DeviceRefused, TritonMissing: on a CPU without the interpreter.
-        DtypeRefused: float32 on a GPU; bfloat16 in the interpreter, which computes garbage with it.
-    """
-    require_device("x", x)
-    if interpreted():
-        if x.dtype not in (torch.float16, torch.float32):
-            raise DtypeRefused("x", "float16 or float32 in the interpreter", x.dtype, x.shape)
-    elif x.dtype not in (torch.float16, torch.bfloat16):
-        raise DtypeRefused("x", "float16 or bfloat16", x.dtype, x.shape)
+        check_runnable("x", x)
 
 
 def output_like(out: Tensor | None, name: str, x: Tensor, columns: int) -> Tensor:

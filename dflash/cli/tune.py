@@ -18,7 +18,8 @@ from dflash.draftfile.run import open_run
 from dflash.policy.policy_file import policy_toml
 from dflash.policy.registry import Policy
 from dflash.replay.cost_source import cost_of
-from dflash.replay.run import largest_shape, recorded_policy
+from dflash.replay.run import recorded_policy
+from dflash.replay.steered import largest_shape
 from dflash.replay.sweep import expand, suggested, unique
 from dflash.replay.tune import steps
 from dflash.replay.tune import tune as search_policies

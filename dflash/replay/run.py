@@ -20,6 +20,7 @@ from dflash.replay.rejudge import Rejudging
 from dflash.replay.rescored import require_own_contexts, said_of_contexts
 from dflash.replay.result import PolicyRow, Replay, Source, check_report
 from dflash.replay.state_check import StateCheck
+from dflash.replay.steered import largest_shape
 from dflash.replay.tally import Collector
 from dflash.replay.verdicts import VerdictWriter
 from dflash.replay.walks import LawWalking, Walking
@@ -39,11 +40,6 @@ def recorded_policy(file: DraftFile) -> Policy:
     """Return the policy that decided the live rounds, with the shape that they were drafted in."""
     policy = Policy.from_dict(file.header.policy)
     return replace(policy, shape=policy.shape.filled(largest_shape(file)))
-
-
-def largest_shape(file: DraftFile) -> Shape:
-    """Return the shape that dense rows were drafted in, and live ones unless their policy cuts it."""
-    return Shape(int(file.header.shape["length"]), int(file.header.shape["branches"]))
 
 
 def way_of(policy: Policy, file: DraftFile, recorded: Policy) -> Way:

@@ -116,7 +116,10 @@ class Steered(Counts):
 
 
 def largest_shape(file: DraftFile) -> Shape:
-    """Return the shape that dense rows were drafted in, and that bounds every live round."""
+    """Return the shape that dense rows were drafted in, and that bounds every live round.
+
+    Live rounds have it too unless their policy cuts it.
+    """
     return Shape(int(file.header.shape["length"]), int(file.header.shape["branches"]))
 
 

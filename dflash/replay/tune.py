@@ -15,7 +15,8 @@ from dflash.policy.registry import Policy
 from dflash.replay.cost import CostModel
 from dflash.replay.errors import NothingToRecommend
 from dflash.replay.profiled import profiled
-from dflash.replay.run import largest_shape, replay
+from dflash.replay.run import replay
+from dflash.replay.steered import largest_shape
 from dflash.replay.tally import Collector, Judged
 from dflash.replay.thinned import Thinned
 from dflash.replay.tuned import Dropped, Judgement, Rung, Search, Tuned, contest, frugal, ranked, surface

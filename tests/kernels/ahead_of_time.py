@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,3 +82,15 @@ def read(kernel: Any) -> Built:
         len(re.findall(r"\b(?:STL|LDL)\b", code)), "HGMMA" in code, bool(re.search(r"\bHMMA", code)),
         "LDGSTS" in code or "UTMALDG" in code, "ACQBULK" in code, "HWHWHW" in order,
     )  # fmt: skip
+
+
+def print_compiled(configurations: Callable[[], Mapping[str, Sequence[Any]]]) -> None:
+    """Print what each kernel of each configuration uses, as JSON lines.
+
+    Args:
+        configurations: compiles them, by name.
+    """
+    fake_driver()
+    for name, kernels in configurations().items():
+        for kernel in kernels:
+            print(json.dumps({"configuration": name, **read(kernel)._asdict()}), flush=True)

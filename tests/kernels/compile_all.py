@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from dflash.kernels import accept_triton, attention_launch, philox_triton
 from dflash.kernels.attention_checks import Sizes
 from dflash.kernels.attention_plan import TILES, Tile
 from dflash.kernels.attention_scratch import make_plan, make_scratch
-from tests.kernels.ahead_of_time import Recorder, fake_driver, read
+from tests.kernels.ahead_of_time import Recorder, print_compiled
 
 BATCH = {"short": 1, "long": 1, "wave": 8, "full": 32, "exact": 1, "exact full": 32}
 
@@ -86,12 +85,5 @@ def configurations() -> dict[str, list[object]]:
     return found
 
 
-def main() -> None:
-    fake_driver()
-    for name, kernels in configurations().items():
-        for kernel in kernels:
-            print(json.dumps({"configuration": name, **read(kernel)._asdict()}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_compiled(configurations)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from dflash.kernels.feature_codes import CODES
 from dflash.kernels.lm_head_call import Draw, empty_scores
 from dflash.kernels.lm_head_plan import head_plan
 from dflash.kernels.lm_head_scratch import make_head_scratch
-from tests.kernels.ahead_of_time import Recorder, fake_driver, read
+from tests.kernels.ahead_of_time import Recorder, print_compiled
 
 VOCABULARY = 128256
 
@@ -78,12 +77,5 @@ def configurations() -> dict[str, list[object]]:
     return found
 
 
-def main() -> None:
-    fake_driver()
-    for name, kernels in configurations().items():
-        for kernel in kernels:
-            print(json.dumps({"configuration": name, **read(kernel)._asdict()}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_compiled(configurations)

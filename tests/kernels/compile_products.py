@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from dflash.kernels import gate_up, product_triton, qkv_rope, row_product
 from dflash.kernels.product_plan import TILES, ProductTile
-from tests.kernels.ahead_of_time import Recorder, fake_driver, read
+from tests.kernels.ahead_of_time import Recorder, print_compiled
 
 KERNELS = ("qkv_kernel", "gate_up_kernel", "row_kernel")
 
@@ -97,12 +96,5 @@ def configurations() -> dict[str, list[object]]:
     return found
 
 
-def main() -> None:
-    fake_driver()
-    for name, kernels in configurations().items():
-        for kernel in kernels:
-            print(json.dumps({"configuration": name, **read(kernel)._asdict()}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_compiled(configurations)
