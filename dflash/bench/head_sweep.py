@@ -6,11 +6,8 @@ Run as `python -m dflash.bench.head_sweep OUT.json [SHAPE-NUMBER…]`; packs are
 from __future__ import annotations
 
 import itertools
-import json
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +16,7 @@ from dflash.bench.kernel_head import HEAD_SHAPES, HeadShape, expected_head, make
 from dflash.bench.kernel_inputs import MAX_RELATIVE_ERROR, relative_error
 from dflash.bench.kernel_pack import PACK_SHAPES, PackShape, error_of, make_packs, our_packs
 from dflash.bench.kernel_timing import rotations, time_graph
+from dflash.bench.sweep_run import run_sweep
 from dflash.kernels.lm_head_plan import HeadTile
 from dflash.kernels.pack_features import PackTile
 
@@ -105,18 +103,11 @@ def main(out: str, *numbers: str) -> None:
     every = [*HEAD_SHAPES, *PACK_SHAPES]
     shapes = [every[int(i)] for i in numbers] or every
     jobs = [(shape, tile) for shape in shapes if isinstance(shape, HeadShape) for tile in head_tiles(shape)]
-    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-        pool.map(_compile, jobs, chunksize=2)
-    print("compiled", len(jobs), flush=True)
-    results = {}
-    for shape in shapes:
-        rows = sweep_head(shape) if isinstance(shape, HeadShape) else sweep_pack(shape)
-        results[f"{shape.kernel} {shape.name}"] = rows
-        Path(out).write_text(json.dumps(results))
-        print(f"{shape.kernel:8}{shape.name:40} target {shape.target_us:6.1f}  of {len(rows)}", flush=True)
-        for row in rows[:3]:
-            print(f"    {row['us']:8.2f}  {tuple(row['tile'].values())}", flush=True)
-        torch.cuda.empty_cache()
+    run_sweep(out, shapes, jobs, _compile, _sweep, workers=WORKERS)
+
+
+def _sweep(shape: HeadShape | PackShape) -> list[dict]:
+    return sweep_head(shape) if isinstance(shape, HeadShape) else sweep_pack(shape)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,15 @@ Run as `python -m dflash.bench.kernel_sweep OUT.json [SHAPE-NUMBER…]`.
 from __future__ import annotations
 
 import itertools
-import json
-import multiprocessing
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from dflash.bench.kernel_inputs import Inputs, expected_output, make_inputs, relative_error
 from dflash.bench.kernel_shapes import EXTRA, SHAPES, Shape
 from dflash.bench.kernel_timing import rotations, time_graph
+from dflash.bench.sweep_run import run_sweep
 from dflash.kernels.attention_plan import Tile, regime_of
 from dflash.kernels.attention_scratch import Scratch
 from dflash.kernels.block_attention import block_attention
@@ -131,19 +129,7 @@ def main(out: str, *numbers: str) -> None:
     for shape in shapes:
         for tile in compiled_parts(shape):
             jobs[shape._replace(context=0, target_us=0), tile] = (shape, tile)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(WORKERS) as pool:
-        pool.map(_compile, list(jobs.values()), chunksize=2)
-    print("compiled", len(jobs), flush=True)
-    results = {}
-    for shape in shapes:
-        rows = sweep(shape)
-        results[f"{shape.kernel} {shape.name}"] = rows
-        Path(out).write_text(json.dumps(results))
-        print(f"{shape.kernel:6}{shape.name:34} target {shape.target_us:6.1f}  of {len(rows)}", flush=True)
-        for row in rows[:3]:
-            print(f"    {row['us']:8.2f}  {tuple(row['tile'].values())}", flush=True)
-        torch.cuda.empty_cache()
+    run_sweep(out, shapes, list(jobs.values()), _compile, sweep, workers=WORKERS)
 
 
 if __name__ == "__main__":

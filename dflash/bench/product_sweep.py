@@ -6,11 +6,8 @@ Run as `python -m dflash.bench.product_sweep OUT.json [SHAPE-NUMBER…]`.
 from __future__ import annotations
 
 import itertools
-import json
-import multiprocessing
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -24,6 +21,7 @@ from dflash.bench.kernel_products import (
     run_product,
 )
 from dflash.bench.kernel_timing import rotations, time_graph
+from dflash.bench.sweep_run import run_sweep
 from dflash.kernels.product_plan import ProductTile, block_of
 
 WORKERS = 14
@@ -102,18 +100,7 @@ def main(out: str, *numbers: str) -> None:
     """Sweep shapes and write every result."""
     shapes = [PRODUCT_SHAPES[int(i)] for i in numbers] or PRODUCT_SHAPES
     jobs = {compiled_as(s, t): (s, t) for s in shapes for t in tiles_of(s)}
-    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-        pool.map(_compile, list(jobs.values()), chunksize=2)
-    print("compiled", len(jobs), flush=True)
-    results = {}
-    for shape in shapes:
-        rows = sweep(shape)
-        results[f"{shape.kernel} {shape.name}"] = rows
-        Path(out).write_text(json.dumps(results))
-        print(f"{shape.kernel:8}{shape.name:34} target {shape.target_us:6.1f}  of {len(rows)}", flush=True)
-        for row in rows[:3]:
-            print(f"    {row['us']:8.2f}  {tuple(row['tile'].values())}", flush=True)
-        torch.cuda.empty_cache()
+    run_sweep(out, shapes, list(jobs.values()), _compile, sweep, workers=WORKERS)
 
 
 if __name__ == "__main__":
