@@ -8,15 +8,16 @@ from torch import Tensor
 from dflash.kernels.attention_checks import Impl, interpreted
 from dflash.kernels.attention_plan import Mode
 from dflash.kernels.errors import ShapeRefused
-from dflash.kernels.product_checks import check_product, normed, output_like
+from dflash.kernels.product_checks import check_product, output_like
 from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
+from dflash.kernels.row_norm import Norm, check_norm, launch_norm, normed
 
 
 def gate_up(
     x: Tensor,
     weight: Tensor,
-    norm: Tensor | None,
+    norm: Norm,
     *,
     eps: float = 1e-6,
     mode: Mode = "fast",
@@ -31,7 +32,7 @@ def gate_up(
     Args:
         x: `[rows, depth]`, as in `row_product`, and so are `eps`, `mode`, `impl`, `scratch`, `tile`, `pdl`.
         weight: `[2 x inner, depth]`, the gate's rows, then the up projection's.
-        norm: `[depth]`, the weight of an RMSNorm of x; None for none.
+        norm: as in `row_product`; None for none.
         out: where to write, `[rows, inner]`; rows may be apart.
 
     Returns:
@@ -40,7 +41,8 @@ def gate_up(
     Raises:
         KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
     """
-    check_product(x, weight, norm, None, eps, mode, impl)
+    check_product(x, weight, None, mode, impl)
+    check_norm(x, norm, eps)
     if len(weight) % 2:
         raise ShapeRefused("weight", "as many rows for gate as for up", weight.shape)
     inner = len(weight) // 2
@@ -62,18 +64,19 @@ def gate_up_plan(
 
 
 def _launch(
-    x: Tensor, weight: Tensor, norm: Tensor | None, out: Tensor, eps: float, plan: ProductPlan,
+    x: Tensor, weight: Tensor, norm: Norm, out: Tensor, eps: float, plan: ProductPlan,
     scratch: ProductScratch | None, pdl: bool,
 ) -> None:  # fmt: skip
     from dflash.kernels import product_triton
 
     tile, depth = plan.tile, x.shape[1]
     held = fitting_product_scratch(scratch, plan, x.device)
+    of = launch_norm(x, norm)
     product_triton.gate_up_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
-        x, weight, x if norm is None else norm, out, *held, x.stride(0), out.stride(0),
-        len(x), len(weight) // 2, depth, plan.blocks, eps,
+        of.x, weight, of.gain, of.squares, out, *held, of.x.stride(0), out.stride(0),
+        len(x), len(weight) // 2, depth, plan.blocks, of.parts, eps,
         BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, STAGES=tile.stages, SPLITS=plan.splits,
-        EVEN=depth % tile.block_k == 0, NORM=norm is not None, SWAP=tile.swap,
+        EVEN=depth % tile.block_k == 0, NORM=of.own, PARTS=of.parts_at_once, SWAP=tile.swap,
         PREFETCH=tile.prefetch, EARLY=tile.early, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip

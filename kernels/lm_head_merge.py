@@ -27,7 +27,7 @@ def _store_top(Values, Ids, Map, keys, row, top, MAPPED: tl.constexpr):
 
 
 @triton.jit
-def _store_lse(
+def store_lse(
     PartSums, Lse, LseT, row, rows_all, tiles, highest, tempered, TILES: tl.constexpr, DRAWS: tl.constexpr
 ):  # fmt: skip
     """Log-sum-exp of the logits, and of the logits over the temperature, in tile order."""
@@ -69,7 +69,7 @@ def _shortlist(PartPicks, start, count, PICKS: tl.constexpr):
 
 
 @triton.jit
-def _store_choice(
+def store_choice(
     PartPicks, PartLogits, Choice, Logit, Lead, Map, row, tiles, highest, temperature, drawn, draw,
     PICKS: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -128,10 +128,10 @@ def merge_parts(
         divisor = tl.where(drawn, temperature, 1.0)
         tempered = tl.where(drawn, 1.0 / divisor, float("nan"))
         draw = load_draw(Positions, Purposes, Paths, Keys, row, PURPOSES, PATHS)
-        _store_choice(
+        store_choice(
             PartPicks, PartLogits, Choice, Logit, Lead, Map, row, tiles, highest, divisor, drawn, draw,
             2 * TILES, MAPPED,
         )  # fmt: skip
-    _store_lse(PartSums, Lse, LseT, row, rows_all, tiles, highest, tempered, TILES, DRAWS)
+    store_lse(PartSums, Lse, LseT, row, rows_all, tiles, highest, tempered, TILES, DRAWS)
     if ASKED > 0:
         _store_absent(At, Found, row, asked, vocabulary, ASKED)

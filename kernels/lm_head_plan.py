@@ -95,4 +95,7 @@ def head_plan(rows: int, vocabulary: int, item: int, top: int, mode: Mode, tile:
     slots = _power(parts * _power(top))
     warps = min(max(slots // KEYS_A_WARP, 4), 8)
     at_once = min(_power(tiles), TILES_A_WARP * warps)
+    if slots == at_once:
+        # of one size, keys and sums would share a layout, and the sums their order with the number of parts
+        slots *= 2
     return HeadPlan(tile, block_n, row_tiles, share, parts, tiles, _power(top), slots, warps, at_once)

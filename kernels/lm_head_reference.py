@@ -31,7 +31,8 @@ def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return found[:, :count], order[:, :count]
 
 
-def _choose(logits: Tensor, ids: Tensor, draw: Draw) -> Choices:
+def choose(logits: Tensor, ids: Tensor, draw: Draw) -> Choices:
+    """Race logits `[rows, vocabulary]` of tokens `ids` `[vocabulary]` on the noise of `draw`."""
     drawn = draw.temperatures > 0
     divisor = torch.where(drawn, draw.temperatures, 1.0)[:, None].to(logits.dtype)
     noise = torch.where(drawn[:, None], log_exponentials(draw, ids), 0.0)
@@ -62,5 +63,5 @@ def reference_head(
         inside = (asked >= 0) & (asked < len(weight))
         found = logits.gather(1, torch.where(inside, asked, 0).long())
         found = found.masked_fill(~inside, -torch.inf).float()
-    choice = None if draw is None else _choose(logits, tokens, draw)
+    choice = None if draw is None else choose(logits, tokens, draw)
     return HeadScores(values.float(), tokens[order].int(), torch.logsumexp(logits, -1).float(), found, choice)

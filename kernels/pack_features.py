@@ -139,7 +139,8 @@ def _launch(
         taps.stride(0), taps.stride(1), lanes, slots, pieces, width, len(ring.values),
         LANES=1 << (lanes - 1).bit_length(), GROUPS=tile.groups, CODE=list(CODES).index(encoding),
         BF16=taps.dtype == torch.bfloat16, LARGEST=LARGEST.get(encoding, 1.0), LEAST=LEAST, PDL=pdl,
-        num_warps=tile.warps, launch_pdl=pdl,
+        # fused, adding `WHOLE` would round products once instead of twice
+        num_warps=tile.warps, launch_pdl=pdl, enable_fp_fusion=False,
     )  # fmt: skip
 
 

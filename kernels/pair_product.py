@@ -46,7 +46,7 @@ def pair_product(
     else:
         a_sum = tl.zeros([BLOCK_M, HALF], tl.float32)
         b_sum = tl.zeros([BLOCK_M, HALF], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
+    gram = tl.zeros([BLOCK_M, BLOCK_M], tl.float32)
     for start in tl.range(low, high, BLOCK_K, num_stages=STAGES):
         at = (start + k)[None, :]
         if EVEN:
@@ -57,10 +57,10 @@ def pair_product(
             a = tl.load(a_rows + at, mask=keep, other=0.0)
             b = tl.load(b_rows + at, mask=keep, other=0.0)
         if NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
+            # its diagonal, made by the matrix unit: a sum over each row would wait for all threads
+            gram = tl.dot(x, tl.trans(x), gram, input_precision="ieee")
             gain = tl.load(Norm + at) if EVEN else tl.load(Norm + at, mask=at < depth, other=0.0)
-            x = (wide * gain.to(tl.float32)).to(a.dtype)
+            x = (x.to(tl.float32) * gain.to(tl.float32)).to(a.dtype)
         if SWAP:
             a_sum = tl.dot(a, tl.trans(x), a_sum, input_precision="ieee")
             b_sum = tl.dot(b, tl.trans(x), b_sum, input_precision="ieee")
@@ -69,6 +69,8 @@ def pair_product(
             b_sum = tl.dot(x, tl.trans(b), b_sum, input_precision="ieee")
     if SWAP:
         a_sum, b_sum = tl.trans(a_sum), tl.trans(b_sum)
+    m = tl.arange(0, BLOCK_M)
+    squares = tl.sum(tl.where(m[:, None] == m[None, :], gram, 0.0), 1)
     return a_sum, b_sum, squares
 
 

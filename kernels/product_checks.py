@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dflash.kernels.attention_checks import Impl, check_choice, check_runnable
 from dflash.kernels.attention_plan import Mode
-from dflash.kernels.errors import DeviceRefused, DtypeRefused, LayoutRefused, ScaleRefused, ShapeRefused
+from dflash.kernels.errors import DeviceRefused, DtypeRefused, LayoutRefused, ShapeRefused
 
 _WORK = {torch.float64: torch.float64}
 
@@ -48,10 +48,8 @@ def _check_rows(name: str, tensor: Tensor) -> None:
         raise LayoutRefused(name, "rows that start on 16 bytes", tensor.stride(), tensor.shape)
 
 
-def check_product(
-    x: Tensor, weight: Tensor, norm: Tensor | None, bias: Tensor | None, eps: float, mode: Mode, impl: Impl
-) -> None:
-    """Refuse what no small product takes: rows, a weight, and what belongs to them.
+def check_product(x: Tensor, weight: Tensor, bias: Tensor | None, mode: Mode, impl: Impl) -> None:
+    """Refuse what no small product takes: rows, a weight, and a bias.
 
     Raises:
         KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
@@ -64,10 +62,6 @@ def check_product(
         raise ShapeRefused("weight", f"[columns, {x.shape[1]}] as x, a multiple of 16", weight.shape)
     check_tensor("x", x, x.dtype, tuple(x.shape), x, dense=False)
     check_tensor("weight", weight, x.dtype, tuple(weight.shape), x)
-    if norm is not None:
-        check_tensor("norm", norm, x.dtype, (x.shape[1],), x)
-        if not eps > 0:
-            raise ScaleRefused(eps)
     if bias is not None:
         check_tensor("bias", bias, x.dtype, (len(weight),), x)
     if impl == "triton":
@@ -84,11 +78,3 @@ def output_like(out: Tensor | None, name: str, x: Tensor, columns: int) -> Tenso
         return x.new_empty(len(x), columns)
     check_tensor(name, out, x.dtype, (len(x), columns), x, dense=False)
     return out
-
-
-def normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-    """RMSNorm of rows (Zhang and Sennrich 2019) in the references; the rows where none is asked."""
-    wide = x.to(work_dtype(x))
-    if norm is None:
-        return wide
-    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.to(wide.dtype)

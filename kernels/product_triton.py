@@ -22,16 +22,26 @@ def _own_rows(count, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
+def _load_squares(Before, rows, count, base, parts, PARTS: tl.constexpr):
+    """What parts base, base + 1, … of a preceding kernel add to each row's squares, [BLOCK_M, PARTS]."""
+    part = (base + tl.arange(0, PARTS))[None, :]
+    return tl.load(Before + part * count + tl.minimum(rows, count - 1)[:, None], mask=part < parts, other=0.0)
+
+
+@triton.jit
 def _products(
-    X, W, Norm, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, stride_x,
+    X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, parts, stride_x,
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, SWAP: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
     PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """This program's two tiles over the whole depth, and whether it is the one that has them."""
     split = tl.program_id(2)
     low = split * blocks * BLOCK_K
     enter(W, left, right, low, depth, PREFETCH, EARLY, PDL)
+    if PARTS > 0:
+        # on their way while the products are made
+        before = _load_squares(Before, rows, count, 0, parts, PARTS)
     # rows past the last repeat it: they are computed and never stored
     a_sum, b_sum, squares = pair_product(
         X, W, Norm, tl.minimum(rows, count - 1), left, right, low, tl.minimum(low + blocks * BLOCK_K, depth),
@@ -48,27 +58,45 @@ def _products(
             a_sum, b_sum, squares = sum_splits(
                 Parts, Squares, Tickets, tile, tiles, BLOCK_M, HALF, SPLITS, NORM
             )
+    if PARTS > 0:
+        squares = tl.sum(before, 1)
+        for base in tl.range(PARTS, parts, PARTS):
+            squares += tl.sum(_load_squares(Before, rows, count, base, parts, PARTS), 1)
     return a_sum, b_sum, squares, mine
 
 
-@triton.jit(do_not_specialize=["count", "blocks", "eps"])
+@triton.jit
+def _leave_half(Out, Gain, Gained, value, rows, own, keep, stride_out, stride_gained, CARRY: tl.constexpr):
+    """Store a tile of the output, and for the norm that follows its gained rows; return its sums of squares."""
+    stored = value.to(Out.dtype.element_ty)
+    tl.store(Out + rows.to(tl.int64)[:, None] * stride_out + own[None, :], stored, mask=keep)
+    wide = tl.where(keep, stored.to(tl.float32), 0.0)
+    if CARRY:
+        gain = tl.load(Gain + own[None, :], mask=keep, other=0.0).to(tl.float32)
+        to = Gained + rows.to(tl.int64)[:, None] * stride_gained + own[None, :]
+        tl.store(to, (wide * gain).to(Out.dtype.element_ty), mask=keep)
+    return tl.sum(wide * wide, 1)
+
+
+@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps"])
 def row_kernel(
-    X, W, Norm, Bias, Residual, Out, Parts, Squares, Tickets,
-    stride_x, stride_residual, stride_out, count, columns, depth, blocks, eps,
+    X, W, Norm, Before, Bias, Residual, Out, Gain, Gained, Sums, Parts, Squares, Tickets,
+    stride_x, stride_residual, stride_out, stride_gained, count, columns, depth, blocks, parts, eps,
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    SWAP: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, CARRY: tl.constexpr, SWAP: tl.constexpr, PREFETCH: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows times a weight, plus bias and residual; grid (column tiles, row tiles, splits)."""
     rows, live = _own_rows(count, BLOCK_M)
     own = tl.program_id(0) * (2 * HALF) + tl.arange(0, HALF)
     left, right = tl.minimum(own, columns - 1), tl.minimum(own + HALF, columns - 1)
     a, b, squares, mine = _products(
-        X, W, Norm, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, stride_x,
-        BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, SWAP, PREFETCH, EARLY, PDL,
+        X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, parts, stride_x,
+        BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP, PREFETCH, EARLY, PDL,
     )  # fmt: skip
     if mine:
-        if NORM:
+        if NORM or PARTS > 0:
             root = _root(squares, depth, eps)
             a, b = a * root, b * root
         if BIAS:
@@ -80,16 +108,18 @@ def row_kernel(
             at = Residual + rows.to(tl.int64)[:, None] * stride_residual + own[None, :]
             a += tl.load(at, mask=keep_a, other=0.0).to(tl.float32)
             b += tl.load(at + HALF, mask=keep_b, other=0.0).to(tl.float32)
-        to = Out + rows.to(tl.int64)[:, None] * stride_out + own[None, :]
-        tl.store(to, a.to(Out.dtype.element_ty), mask=keep_a)
-        tl.store(to + HALF, b.to(Out.dtype.element_ty), mask=keep_b)
+        sums = _leave_half(Out, Gain, Gained, a, rows, own, keep_a, stride_out, stride_gained, CARRY)
+        sums += _leave_half(Out, Gain, Gained, b, rows, own + HALF, keep_b, stride_out, stride_gained, CARRY)
+        if CARRY:
+            tl.store(Sums + tl.program_id(0) * count + rows, sums, mask=live)
 
 
-@triton.jit(do_not_specialize=["count", "blocks", "eps"])
+@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps"])
 def gate_up_kernel(
-    X, W, Norm, Out, Parts, Squares, Tickets, stride_x, stride_out, count, inner, depth, blocks, eps,
+    X, W, Norm, Before, Out, Parts, Squares, Tickets,
+    stride_x, stride_out, count, inner, depth, blocks, parts, eps,
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, SWAP: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
     PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of normed rows; grid (column tiles, row tiles, splits)."""
@@ -97,11 +127,11 @@ def gate_up_kernel(
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
     left = tl.minimum(own, inner - 1)
     gate, up, squares, mine = _products(
-        X, W, Norm, Parts, Squares, Tickets, rows, count, left, left + inner, depth, blocks, stride_x,
-        BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, SWAP, PREFETCH, EARLY, PDL,
+        X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, left + inner, depth, blocks, parts,
+        stride_x, BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP, PREFETCH, EARLY, PDL,
     )  # fmt: skip
     if mine:
-        if NORM:
+        if NORM or PARTS > 0:
             root = _root(squares, depth, eps)
             gate, up = gate * root, up * root
         value = gate / (1.0 + tl.exp(-gate)) * up
@@ -140,15 +170,16 @@ def _append(
     tl.store(to + TURN, b.to(Cache.dtype.element_ty), mask=keep)
 
 
-@triton.jit(do_not_specialize=["count", "blocks", "eps", "head_eps"])
+@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps", "head_eps"])
 def qkv_kernel(
-    X, W, Norm, Bias, QNorm, KNorm, Cos, Sin, Positions, Places, Q, K, V, Parts, Squares, Tickets,
+    X, W, Norm, Before, Bias, QNorm, KNorm, Cos, Sin, Positions, Places, Q, K, V, Parts, Squares, Tickets,
     stride_x, stride_q, stride_kb, stride_kh, stride_kr, stride_vb, stride_vh, stride_vr,
-    count, depth, blocks, eps, head_eps,
+    count, depth, blocks, parts, eps, head_eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, TURN: tl.constexpr,
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, HEAD_NORM: tl.constexpr,
-    SWAP: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    HEAD_NORM: tl.constexpr, SWAP: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries to Q, keys and values to the cache; grid (heads x pieces of a half, row tiles, splits)."""
     PIECES: tl.constexpr = (TURN + HALF - 1) // HALF
@@ -159,11 +190,11 @@ def qkv_kernel(
     inside = tl.minimum(own, TURN - 1)
     left = head * (2 * TURN) + inside
     a, b, squares, mine = _products(
-        X, W, Norm, Parts, Squares, Tickets, rows, count, left, left + TURN, depth, blocks, stride_x,
-        BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, SWAP, PREFETCH, EARLY, PDL,
+        X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, left + TURN, depth, blocks, parts,
+        stride_x, BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP, PREFETCH, EARLY, PDL,
     )  # fmt: skip
     if mine:
-        if NORM:
+        if NORM or PARTS > 0:
             root = _root(squares, depth, eps)
             a, b = a * root, b * root
         if BIAS:

@@ -10,9 +10,10 @@ from torch import Tensor
 from dflash.kernels.attention_checks import Impl, interpreted
 from dflash.kernels.attention_plan import Mode
 from dflash.kernels.errors import ShapeRefused
-from dflash.kernels.product_checks import check_product, check_tensor, normed, output_like
+from dflash.kernels.product_checks import check_product, check_tensor, output_like
 from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
+from dflash.kernels.row_norm import Norm, check_norm, launch_norm, normed
 
 
 class Rotary(NamedTuple):
@@ -33,7 +34,7 @@ class HeadNorms(NamedTuple):
 def qkv_rope(
     x: Tensor,
     weight: Tensor,
-    norm: Tensor | None,
+    norm: Norm,
     rotary: Rotary,
     positions: Tensor,
     places: Tensor,
@@ -55,7 +56,7 @@ def qkv_rope(
     Args:
         x: `[rows, depth]`, as in `row_product`, and so are `eps`, `mode`, `impl`, `scratch`, `tile`, `pdl`.
         weight: `[(heads + 2 x KV heads) x head, depth]`: query, key, value heads; no query heads append only.
-        norm: `[depth]`, the weight of an RMSNorm of x; None for none.
+        norm: as in `row_product`; None for none.
         rotary: of all positions that may come.
         positions: int32 `[rows]`, below the table's length: looked up on the device, not checked.
         places: int32 `[rows, 2]`: the lane (or page) of each row and its row there; a negative lane, as of a
@@ -71,7 +72,8 @@ def qkv_rope(
     Raises:
         KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
     """
-    check_product(x, weight, norm, bias, eps, mode, impl)
+    check_product(x, weight, bias, mode, impl)
+    check_norm(x, norm, eps)
     kv_heads, head = _check_caches(x, k, v)
     heads = _check_heads(weight, kv_heads, head)
     _check_rows(x, rotary, positions, places, head_norms, head)
@@ -129,7 +131,7 @@ def _check_rows(
 
 
 def _reference(
-    x: Tensor, weight: Tensor, norm: Tensor | None, rotary: Rotary, positions: Tensor, places: Tensor,
+    x: Tensor, weight: Tensor, norm: Norm, rotary: Rotary, positions: Tensor, places: Tensor,
     k: Tensor, v: Tensor, eps: float, bias: Tensor | None, norms: HeadNorms | None, out: Tensor,
 ) -> Tensor:  # fmt: skip
     rows = normed(x, norm, eps)
@@ -155,7 +157,7 @@ def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _launch(
-    x: Tensor, weight: Tensor, norm: Tensor | None, rotary: Rotary, positions: Tensor, places: Tensor,
+    x: Tensor, weight: Tensor, norm: Norm, rotary: Rotary, positions: Tensor, places: Tensor,
     k: Tensor, v: Tensor, eps: float, bias: Tensor | None, norms: HeadNorms | None, heads: int, out: Tensor,
     plan: ProductPlan, scratch: ProductScratch | None, pdl: bool,
 ) -> None:  # fmt: skip
@@ -163,14 +165,15 @@ def _launch(
 
     tile, depth = plan.tile, x.shape[1]
     held = fitting_product_scratch(scratch, plan, x.device)
+    of = launch_norm(x, norm)
     product_triton.qkv_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
-        x, weight, x if norm is None else norm, x if bias is None else bias,
+        of.x, weight, of.gain, of.squares, x if bias is None else bias,
         norms.q if norms else x, norms.k if norms else x, *rotary, positions, places, out, k, v, *held,
-        x.stride(0), out.stride(0), *k.stride()[:3], *v.stride()[:3],
-        len(x), depth, plan.blocks, eps, norms.eps if norms else eps,
+        of.x.stride(0), out.stride(0), *k.stride()[:3], *v.stride()[:3],
+        len(x), depth, plan.blocks, of.parts, eps, norms.eps if norms else eps,
         HEADS=heads, KV_HEADS=k.shape[1], TURN=k.shape[3] // 2,
         BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, STAGES=tile.stages, SPLITS=plan.splits,
-        EVEN=depth % tile.block_k == 0, NORM=norm is not None, BIAS=bias is not None,
+        EVEN=depth % tile.block_k == 0, NORM=of.own, PARTS=of.parts_at_once, BIAS=bias is not None,
         HEAD_NORM=norms is not None, SWAP=tile.swap, PREFETCH=tile.prefetch, EARLY=tile.early, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip

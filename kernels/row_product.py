@@ -6,9 +6,18 @@ from torch import Tensor
 
 from dflash.kernels.attention_checks import Impl, interpreted
 from dflash.kernels.attention_plan import Mode
-from dflash.kernels.product_checks import check_product, check_tensor, normed, output_like
+from dflash.kernels.product_checks import check_product, check_tensor, output_like
 from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
+from dflash.kernels.row_norm import (
+    CarriedNorm,
+    Norm,
+    check_carried,
+    check_norm,
+    launch_norm,
+    leave_norm,
+    normed,
+)
 
 
 def row_product(
@@ -17,7 +26,8 @@ def row_product(
     *,
     residual: Tensor | None = None,
     bias: Tensor | None = None,
-    norm: Tensor | None = None,
+    norm: Norm = None,
+    carry: CarriedNorm | None = None,
     eps: float = 1e-6,
     mode: Mode = "fast",
     impl: Impl = "triton",
@@ -35,8 +45,10 @@ def row_product(
         weight: `[columns, depth]`, contiguous.
         residual: `[rows, columns]`; may be `out`.
         bias: `[columns]`.
-        norm: `[depth]`, the weight of an RMSNorm of x; with float16, x times it must be finite.
-        eps: of the norm.
+        norm: of x: `[depth]`, the weight of an RMSNorm, or what the launch that made x carried of it. With
+            float16, x times the weight must be finite.
+        carry: of the output, from `carried_norm`: what the launch that reads it next will take as its norm.
+        eps: of the norm of x.
         mode: `fast`, or `replay-exact`: the same bits whatever the other rows are.
         impl: `triton`, or the PyTorch `reference`; never a silent fallback.
         out: where to write, `[rows, columns]`; rows may be apart.
@@ -50,17 +62,18 @@ def row_product(
     Raises:
         KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
     """
-    check_product(x, weight, norm, bias, eps, mode, impl)
+    check_product(x, weight, bias, mode, impl)
+    check_norm(x, norm, eps)
     out = output_like(out, "out", x, len(weight))
     if residual is not None:
         check_tensor("residual", residual, x.dtype, tuple(out.shape), x, dense=False)
-    if impl == "reference":
-        result = normed(x, norm, eps) @ weight.to(normed(x[:1], None, eps).dtype).T
-        for term in (bias, residual):
-            result = result if term is None else result + term
-        return out.copy_(result)
     plan = row_plan(len(x), len(weight), x.shape[1], mode, tile)
-    _launch(x, weight, norm, bias, residual, out, eps, plan, scratch, pdl and not interpreted())
+    if carry is not None:
+        check_carried("carry", carry, out, plan.column_tiles)
+    if impl == "reference":
+        _reference(x, weight, norm, bias, residual, out, carry, eps)
+        return out
+    _launch(x, weight, norm, bias, residual, out, carry, eps, plan, scratch, pdl and not interpreted())
     return out
 
 
@@ -71,21 +84,36 @@ def row_plan(
     return product_plan("rows", rows, -(-columns // 2), depth, mode, tile)
 
 
+def _reference(
+    x: Tensor, weight: Tensor, norm: Norm, bias: Tensor | None, residual: Tensor | None, out: Tensor,
+    carry: CarriedNorm | None, eps: float,
+) -> None:  # fmt: skip
+    rows = normed(x, norm, eps)
+    result = rows @ weight.to(rows.dtype).T
+    for term in (bias, residual):
+        result = result if term is None else result + term
+    out.copy_(result)
+    if carry is not None:
+        leave_norm(carry, out)
+
+
 def _launch(
-    x: Tensor, weight: Tensor, norm: Tensor | None, bias: Tensor | None, residual: Tensor | None, out: Tensor,
-    eps: float, plan: ProductPlan, scratch: ProductScratch | None, pdl: bool,
+    x: Tensor, weight: Tensor, norm: Norm, bias: Tensor | None, residual: Tensor | None, out: Tensor,
+    carry: CarriedNorm | None, eps: float, plan: ProductPlan, scratch: ProductScratch | None, pdl: bool,
 ) -> None:  # fmt: skip
     from dflash.kernels import product_triton
 
     tile, depth = plan.tile, x.shape[1]
     held = fitting_product_scratch(scratch, plan, x.device)
+    of, to = launch_norm(x, norm), carry or CarriedNorm(x, out, out)
     product_triton.row_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
-        x, weight, x if norm is None else norm, x if bias is None else bias,
-        x if residual is None else residual, out, *held,
-        x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0),
-        len(x), len(weight), depth, plan.blocks, eps,
+        of.x, weight, of.gain, of.squares, x if bias is None else bias,
+        x if residual is None else residual, out, *to, *held,
+        of.x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0), to.rows.stride(0),
+        len(x), len(weight), depth, plan.blocks, of.parts, eps,
         BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, STAGES=tile.stages, SPLITS=plan.splits,
-        EVEN=depth % tile.block_k == 0, NORM=norm is not None, BIAS=bias is not None,
-        RESIDUAL=residual is not None, SWAP=tile.swap, PREFETCH=tile.prefetch, EARLY=tile.early, PDL=pdl,
+        EVEN=depth % tile.block_k == 0, NORM=of.own, PARTS=of.parts_at_once, BIAS=bias is not None,
+        RESIDUAL=residual is not None, CARRY=carry is not None, SWAP=tile.swap, PREFETCH=tile.prefetch,
+        EARLY=tile.early, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip

@@ -15,11 +15,13 @@ from dflash.kernels.attention_plan import Mode
 from dflash.kernels.gate_up import gate_up
 from dflash.kernels.product_plan import ProductTile
 from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_rope
-from dflash.kernels.row_product import row_product
+from dflash.kernels.row_norm import CarriedNorm, carried_norm, leave_norm
+from dflash.kernels.row_product import row_plan, row_product
 
 Calls = list[Callable[[], Tensor]]
 INT8_ERROR = 2e-2
 POSITIONS = 4096
+LEAST_TILE = 16
 
 
 class ProductShape(NamedTuple):
@@ -33,11 +35,13 @@ class ProductShape(NamedTuple):
     """Numbers a head; 0 but for `qkv`."""
     target_us: float
     head_norms: bool = False
+    carried: bool = False
+    """As in a step: Q/K/V and gate/up read a norm that was carried, rows carry the next one."""
 
     @property
     def name(self) -> str:
         """How the shape is printed."""
-        norms = " head norms" if self.head_norms else ""
+        norms = " head norms" * self.head_norms + " carried" * self.carried
         return f"n{self.rows} {self.depth} to {self.columns}{norms}"
 
     @property
@@ -54,23 +58,33 @@ class ProductShape(NamedTuple):
         return heads // (5 if heads % 6 else 6)
 
 
-# targets of reference tables, 0 where there is none
+# targets of reference tables, 0 where there is none; carried ones are those of the steps that are compared
 PRODUCT_SHAPES = [
     ProductShape("qkv", 1, 576, 960, 64, 3),
-    ProductShape("qkv", 17, 576, 960, 64, 0),
     ProductShape("qkv", 4, 2048, 3072, 64, 5),
     ProductShape("qkv", 16, 2048, 3072, 64, 5),
     ProductShape("qkv", 17, 1024, 4096, 128, 4.5, True),
     ProductShape("qkv", 32, 4096, 6144, 128, 16),
     ProductShape("qkv", 64, 4096, 6144, 128, 16, True),
-    ProductShape("gate-up", 17, 576, 3072, 0, 0),
     ProductShape("gate-up", 16, 2048, 16384, 0, 19),
-    ProductShape("gate-up", 16, 4096, 28672, 0, 0),
-    ProductShape("rows", 17, 576, 576, 0, 0),
-    ProductShape("rows", 17, 1536, 576, 0, 0),
-    ProductShape("rows", 16, 2048, 2048, 0, 0),
     ProductShape("rows", 16, 8192, 2048, 0, 10.5),
-    ProductShape("rows", 16, 14336, 4096, 0, 0),
+    *(
+        ProductShape(kernel, rows, depth, columns, head, 0, False, True)
+        for rows, hidden, queries, inner, head in [
+            (8, 576, 960, 1536, 64),
+            (17, 576, 960, 1536, 64),
+            (17, 2048, 3072, 8192, 64),
+            (17, 4096, 6144, 14336, 128),
+        ]
+        for kernel, depth, columns, head in [
+            ("qkv", hidden, queries, head),
+            ("rows", hidden, hidden, 0),
+            ("gate-up", hidden, 2 * inner, 0),
+            ("rows", inner, hidden, 0),
+        ]
+    ),
+    ProductShape("rows", 17, 576, 49152, 0, 0),
+    ProductShape("rows", 17, 2048, 128256, 0, 0),
 ]
 
 
@@ -82,6 +96,7 @@ class ProductInputs(NamedTuple):
     norm: Tensor
     residual: Tensor
     cache: tuple[Tensor, Tensor] | None
+    carried: CarriedNorm | None = None
 
 
 class Shared(NamedTuple):
@@ -106,10 +121,20 @@ def make_products(shape: ProductShape, count: int) -> list[ProductInputs]:
             cache = tuple(normal(1, shape.kv_heads, 256, shape.head) for _ in range(2))
         weight = normal(shape.columns, shape.depth) * shape.depth**-0.5
         residual = normal(shape.rows, shape.columns)
-        sets.append(
-            ProductInputs(normal(shape.rows, shape.depth), weight, normal(shape.depth), residual, cache)
-        )
+        x, norm = normal(shape.rows, shape.depth), normal(shape.depth)
+        carried = _carried(shape, x, norm) if shape.carried else None
+        sets.append(ProductInputs(x, weight, norm, residual, cache, carried))
     return sets
+
+
+def _carried(shape: ProductShape, x: Tensor, norm: Tensor) -> CarriedNorm:
+    """The norm that a preceding launch left, or room for the one that this launch leaves."""
+    if shape.kernel == "rows":
+        room = carried_norm(x.new_ones(shape.columns), shape.rows, shape.depth)
+        return room._replace(squares=room.squares.new_empty(shape.columns // LEAST_TILE, shape.rows))
+    carried = carried_norm(norm, shape.rows, shape.depth)
+    leave_norm(carried, x)
+    return carried
 
 
 def make_shared(shape: ProductShape) -> Shared | None:
@@ -137,9 +162,13 @@ def run_product(
 ) -> Tensor:
     """Our kernel on one buffer set."""
     given = {"mode": mode, "impl": impl, "tile": tile, "out": out, "scratch": scratch}
-    x, weight, norm, residual, cache = inputs
+    x, weight, norm, residual, cache, carried = inputs
     if shape.kernel == "rows":
-        return row_product(x, weight, residual=residual, **given)
+        if carried is not None:
+            parts = row_plan(shape.rows, shape.columns, shape.depth, mode, tile).column_tiles
+            carried = carried._replace(squares=carried.squares[:parts])
+        return row_product(x, weight, residual=residual, carry=carried, **given)
+    norm = norm if carried is None else carried
     if shape.kernel == "gate-up":
         return gate_up(x, weight, norm, **given)
     return qkv_rope(
@@ -162,7 +191,7 @@ def expected_product(shape: ProductShape, inputs: ProductInputs, shared: Shared 
 
 def torch_product(shape: ProductShape, inputs: ProductInputs, shared: Shared | None) -> Tensor:
     """The same in torch operations: cuBLAS, and what goes around it."""
-    x, weight, norm, residual, cache = inputs
+    x, weight, norm, residual, cache = inputs[:5]
     if shape.kernel == "rows":
         return torch.addmm(residual, x, weight.T)
     product = F.linear(F.rms_norm(x, norm.shape, norm, 1e-6), weight)

@@ -22,31 +22,30 @@ from dflash.bench.kernel_products import (
 )
 from dflash.bench.kernel_timing import rotations, time_graph
 from dflash.bench.sweep_run import run_sweep
-from dflash.kernels.product_plan import ProductTile, block_of
+from dflash.kernels.product_plan import SMALL_WEIGHT, ProductTile, block_of
 
 WORKERS = 14
 SHARED = 227 << 10
 
 
 def tiles_of(shape: ProductShape) -> Iterator[ProductTile]:
-    """Tiles to try: what fits the device, and leaves enough programs."""
+    """Tiles to try: what fits the device, with programs enough, and depths that tiles divide."""
     rows = block_of(shape.rows, "fast")
-    for half, block_k, warps, swap in itertools.product(
-        [8, 16, 32, 64], [64, 128, 256], [2, 4, 8], [False, True]
-    ):
-        if (shape.head_norms and half < shape.head // 2) or (swap and half == 8):
+    small = shape.columns * shape.depth <= SMALL_WEIGHT
+    halves, depths = ([8, 16, 32], [64, 128, 256]) if small else ([16, 32, 64], [64, 128])
+    for half, block_k, warps, swap in itertools.product(halves, depths, [2, 4, 8], [False, True]):
+        if (shape.head_norms and half < shape.head // 2) or (swap and half == 8) or shape.depth % block_k:
             continue
-        if (warps == 2 and (half > 8 or rows > 32)) or (warps == 8 and half * rows < 64 * 64):
+        if (warps == 2 and half * rows > 16 * 32) or (warps == 8 and half * rows < 32 * 64):
             continue
-        for stages in {64: [4, 6], 128: [3, 5], 256: [2, 3]}[block_k]:
+        for stages in {64: [4, 6, 9], 128: [3, 5], 256: [2, 3]}[block_k][: 3 if small else 2]:
             if stages * block_k * (2 * half + rows) * 2 <= SHARED:
-                yield ProductTile(half, block_k, warps, stages, 1, swap, 1024, True)
+                yield ProductTile(half, block_k, warps, stages, 1 if small else 132, swap, 1024, False)
 
 
 def compiled_as(shape: ProductShape, tile: ProductTile) -> tuple[object, ...]:
     """Shapes that agree in this share compiled code."""
-    even = shape.depth % tile.block_k == 0
-    return shape.kernel, block_of(shape.rows, "fast"), shape.head, shape.head_norms, even, tile
+    return shape.kernel, block_of(shape.rows, "fast"), shape.head, *shape[-2:], tile
 
 
 def _compile(job: tuple[ProductShape, ProductTile]) -> None:
@@ -62,13 +61,14 @@ def _compile(job: tuple[ProductShape, ProductTile]) -> None:
 
 def run_time_parts(tile: ProductTile) -> Iterator[ProductTile]:
     """Other splits, prefetches and starts of a good tile; prefetch and start are compiled anew."""
-    for programs, prefetch, early in itertools.product([1, 132, 264, 528], [0, 512, 2048], [False, True]):
+    splits = [1] if tile.programs == 1 else [1, 132, 264]
+    for programs, prefetch, early in itertools.product(splits, [512, 2048], [False, True]):
         yield tile._replace(programs=programs, prefetch=prefetch, early=early)
 
 
 @torch.inference_mode()
 def sweep(shape: ProductShape) -> list[dict]:
-    """Time every tile of a shape, then other parts of the best three; the wrong ones are left out."""
+    """Time every tile of a shape, then other parts of the best; the wrong ones are left out."""
     sets, shared = make_products(shape, rotations(shape.bytes)), make_shared(shape)
     expected = expected_product(shape, sets[0], shared)
     rows = []
@@ -90,7 +90,7 @@ def sweep(shape: ProductShape) -> list[dict]:
     for tile in tiles_of(shape):
         measure(tile)
     rows.sort(key=lambda row: row["us"])
-    for row in rows[:3]:
+    for row in rows[:1]:
         for tile in run_time_parts(ProductTile(**row["tile"])):
             measure(tile)
     return sorted(rows, key=lambda row: row["us"])

@@ -29,6 +29,8 @@ class Prepared(NamedTuple):
 
     call: Call
     before: Callable[[], object] = lambda: None
+    holds: object = None
+    """What a graph reads by address and must outlive."""
 
 
 class StepWay(NamedTuple):
@@ -118,7 +120,7 @@ def _graphed(call: Call) -> Prepared:
         graph.replay()
         return output
 
-    return Prepared(replay)
+    return Prepared(replay, holds=call)
 
 
 def _largest(logits: Tensor) -> Tensor:

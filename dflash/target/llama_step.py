@@ -16,7 +16,16 @@ from dflash.kernels.qkv_rope import Rotary
 from dflash.kernels.row_product import row_product
 from dflash.kernels.tree_attention import tree_attention
 from dflash.target.layer_weights import LayerWeights, Sizes, layer_weights, rotary_table
-from dflash.target.native_layers import KeyValue, Rows, StepSpace, Way, Workspace, final_norm, run_layers
+from dflash.target.native_layers import (
+    KeyValue,
+    LayersOutput,
+    Rows,
+    StepSpace,
+    Way,
+    Workspace,
+    final_norm,
+    run_layers,
+)
 from dflash.target.native_support import check_native
 from dflash.target.step_inputs import StepInputs
 
@@ -100,20 +109,20 @@ class LlamaStep:
             kept[0].copy_(hidden)
         rows = Rows(hidden, inputs.positions, inputs.places, self.rotary)
         last = run_layers(
-            self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way, kept
+            self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way, kept, self.norm
         )
         end = len(self.layers)
         if end in kept:
-            kept[end].copy_(final_norm(last, self.norm, self.sizes.eps))
+            kept[end].copy_(final_norm(last.hidden, self.norm, self.sizes.eps))
         return StepOutput(*self._scored(space, last), space.taps)
 
-    def _scored(self, space: StepSpace, last: Tensor) -> tuple[Tensor | None, HeadScores | None]:
+    def _scored(self, space: StepSpace, last: LayersOutput) -> tuple[Tensor | None, HeadScores | None]:
         """All logits of the rows, or their best tokens without them."""
         if self.top:
-            normed = final_norm(last, self.norm, self.sizes.eps)
+            normed = final_norm(last.hidden, self.norm, self.sizes.eps)
             return None, lm_head_topk(normed, self.head, self.top, **self.way._asdict())
-        shared = {"norm": self.norm, "eps": self.sizes.eps, **self.way._asdict()}
-        return row_product(last, self.head, out=space.logits, **shared), None
+        shared = {"norm": last.norm, "eps": self.sizes.eps, **self.way._asdict()}
+        return row_product(last.hidden, self.head, out=space.logits, **shared), None
 
     def _kept(self, space: StepSpace) -> dict[int, Tensor]:
         if space.taps is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from dflash.kernels.attention_scratch import Scratch
 from dflash.kernels.gate_up import gate_up, gate_up_plan
 from dflash.kernels.product_scratch import ProductScratch, product_scratch
 from dflash.kernels.qkv_rope import Rotary, qkv_plan, qkv_rope
+from dflash.kernels.row_norm import CarriedNorm, Norm, carried_norm
 from dflash.kernels.row_product import row_plan, row_product
 from dflash.kernels.tree_attention import attention_scratch
 from dflash.target.layer_weights import LayerWeights, Sizes
@@ -56,6 +58,10 @@ class Workspace:
     queries: Tensor
     attended: Tensor
     inner: Tensor
+    mlp_norm: CarriedNorm
+    """Of what follows the attention; the layer's weight stands in it while it runs."""
+    next_norm: CarriedNorm
+    """Of what follows a layer."""
     scratch: ProductScratch | None
 
     @classmethod
@@ -67,6 +73,8 @@ class Workspace:
             like.new_empty(rows, width),
             like.new_empty(rows, width),
             like.new_empty(rows, sizes.inner),
+            carried_norm(layer.mlp_norm, rows, width, way.mode),
+            carried_norm(layer.norm, rows, sizes.inner, way.mode),
             _scratch(sizes, layer, rows, way) if way.impl == "triton" else None,
         )
 
@@ -105,6 +113,15 @@ def _scratch(sizes: Sizes, layer: LayerWeights, rows: int, way: Way) -> ProductS
     return product_scratch(plans, layer.norm.device)
 
 
+class LayersOutput(NamedTuple):
+    """What comes after the last layer."""
+
+    hidden: Tensor
+    """`[rows, hidden]`, before the final norm."""
+    norm: Norm
+    """The final norm, on its way; None where none was asked for."""
+
+
 def run_layers(
     layers: Sequence[LayerWeights],
     sizes: Sizes,
@@ -114,7 +131,8 @@ def run_layers(
     space: Workspace,
     way: Way,
     kept: dict[int, Tensor] | None = None,
-) -> Tensor:
+    final: Tensor | None = None,
+) -> LayersOutput:
     """Run rows through all layers.
 
     Args:
@@ -122,17 +140,17 @@ def run_layers(
             `[rows, heads x head]`.
         kept: by index i, where the input of layer i is to stay, `[rows, hidden]`; of layers after the first.
             What comes after the last layer is not kept.
-
-    Returns:
-        Hidden rows after the last layer, before the final norm.
+        final: weight of a norm that reads what comes after the last layer.
     """
-    x = rows.hidden
     goals = {index: goal for index, goal in (kept or {}).items() if index < len(layers)}
-    for index, (layer, store) in enumerate(zip(layers, cache, strict=True)):
+    x, norm = rows.hidden, layers[0].norm
+    gains = [*(layer.norm for layer in layers[1:]), final]
+    for index, (layer, store, gain) in enumerate(zip(layers, cache, gains, strict=True)):
+        ahead = None if gain is None else space.next_norm._replace(gain=gain)
         out = goals.get(index + 1, rows.hidden)
-        run_layer(layer, sizes, rows, store, lambda *a, i=index: attend(i, *a), space, way, x, out)
-        x = out
-    return x
+        run_layer(layer, sizes, rows, store, partial(attend, index), space, way, x, norm, out, ahead)
+        x, norm = out, ahead
+    return LayersOutput(x, norm)
 
 
 def run_layer(
@@ -144,18 +162,21 @@ def run_layer(
     space: Workspace,
     way: Way,
     x: Tensor,
+    norm: Norm,
     out: Tensor,
+    ahead: CarriedNorm | None,
 ) -> None:
-    """One layer from `x` `[rows, hidden]` to `out`, which may be the same."""
+    """One layer from `x` `[rows, hidden]`, with its norm, to `out`, which may be the same, with the next."""
     shared = {"eps": sizes.eps, "scratch": space.scratch, **way._asdict()}
+    mlp_norm = space.mlp_norm._replace(gain=layer.mlp_norm)
     qkv_rope(
-        x, layer.qkv, layer.norm, rows.rotary, rows.positions, rows.places, *store,
+        x, layer.qkv, norm, rows.rotary, rows.positions, rows.places, *store,
         bias=layer.qkv_bias, head_norms=layer.head_norms, out=space.queries, **shared,
     )  # fmt: skip
     seen = attend(space.queries, *store, space.attended)
-    row_product(seen, layer.out, residual=x, bias=layer.out_bias, out=out, **shared)
-    gate_up(out, layer.gate_up, layer.mlp_norm, out=space.inner, **shared)
-    row_product(space.inner, layer.down, residual=out, out=out, **shared)
+    row_product(seen, layer.out, residual=x, bias=layer.out_bias, out=out, carry=mlp_norm, **shared)
+    gate_up(out, layer.gate_up, mlp_norm, out=space.inner, **shared)
+    row_product(space.inner, layer.down, residual=out, out=out, carry=ahead, **shared)
 
 
 def final_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:

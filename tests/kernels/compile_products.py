@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from dflash.kernels import gate_up, product_triton, qkv_rope, row_product
 from dflash.kernels.product_plan import TILES, ProductTile
+from dflash.kernels.row_norm import CarriedNorm
 from tests.kernels.ahead_of_time import Recorder, print_compiled
 
 KERNELS = ("qkv_kernel", "gate_up_kernel", "row_kernel")
@@ -37,9 +38,9 @@ def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def compile_qkv(
     rows: int, tile: ProductTile, depth: int, head: int = 64, normed: bool = False, bias: bool = False,
-    heads: int = 4,
+    heads: int = 4, own: bool = False,
 ) -> list[object]:  # fmt: skip
-    """K6 for 2 KV heads; without query heads, as contexts of block drafters come, no norm of rows."""
+    """K6 for 2 KV heads, with a norm that was carried or its own; without query heads, as contexts of block drafters come, no norm of rows."""
     x, weight, cache = zeros(rows, depth), zeros((heads + 4) * head, depth), zeros(1, 2, 64, head)
     rotary = qkv_rope.Rotary(*torch.zeros(2, 8, head // 2))
     norms = qkv_rope.HeadNorms(zeros(head), zeros(head), 1e-6) if normed else None
@@ -48,7 +49,7 @@ def compile_qkv(
     arguments = (
         x,
         weight,
-        zeros(depth) if heads else None,
+        (zeros(depth) if own else carried(rows, depth)) if heads else None,
         rotary,
         at[:, 0].contiguous(),
         at,
@@ -61,18 +62,26 @@ def compile_qkv(
     return launched(lambda: qkv_rope._launch(*arguments, biases, norms, heads, out, plan, None, True))
 
 
-def compile_gate_up(rows: int, tile: ProductTile, depth: int) -> list[object]:
+def carried(rows: int, width: int) -> CarriedNorm:
+    return CarriedNorm(zeros(width), zeros(rows, width), zeros(64, rows, dtype=torch.float32))
+
+
+def compile_gate_up(rows: int, tile: ProductTile, depth: int, own: bool = False) -> list[object]:
+    """With a norm that was carried, or its own."""
     x, weight, out = zeros(rows, depth), zeros(256, depth), zeros(rows, 128)
+    norm = zeros(depth) if own else carried(rows, depth)
     plan = gate_up.gate_up_plan(rows, 128, depth, "fast", tile)
-    return launched(lambda: gate_up._launch(x, weight, zeros(depth), out, 1e-6, plan, None, True))
+    return launched(lambda: gate_up._launch(x, weight, norm, out, 1e-6, plan, None, True))
 
 
 def compile_rows(rows: int, tile: ProductTile, depth: int, normed: bool = False) -> list[object]:
     """O and down projection, or the head."""
     x, weight, out = zeros(rows, depth), zeros(128, depth), zeros(rows, 128)
     plan = row_product.row_plan(rows, 128, depth, "fast", tile)
-    parts = (None, None, out) if not normed else (zeros(depth), zeros(128), None)
-    return launched(lambda: row_product._launch(x, weight, *parts, out, 1e-6, plan, None, True))
+    parts = (None, None, out, out, carried(rows, 128))
+    if normed:
+        parts = (carried(rows, depth), zeros(128), None, out, None)
+    return launched(lambda: row_product._launch(x, weight, *parts, 1e-6, plan, None, True))
 
 
 def configurations() -> dict[str, list[object]]:
@@ -82,6 +91,8 @@ def configurations() -> dict[str, list[object]]:
     for (product, rows, size), tile in TILES.items():
         depth = 576 if size == "small" else 4096
         found[f"{product} {rows} {size}"] = make[product](rows, tile, depth)
+        if product != "rows":
+            found[f"{product} {rows} {size} own norm"] = make[product](rows, tile, depth, own=True)
     for rows in (16, 64):
         found[f"qkv {rows} Qwen3"] = compile_qkv(rows, TILES["qkv", rows, "large"], 4096, 128, normed=True)
         found[f"rows {rows} head"] = compile_rows(rows, TILES["rows", rows, "large"], 4096, normed=True)

@@ -9,6 +9,7 @@ from dflash.kernels.gate_up import gate_up
 from dflash.kernels.product_plan import TILES, ProductTile
 from dflash.kernels.product_scratch import product_scratch
 from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_rope
+from dflash.kernels.row_norm import CarriedNorm
 from dflash.kernels.row_product import row_plan, row_product
 from tests.kernels.product_cases import (
     Heads,
@@ -64,6 +65,43 @@ def test_gate_up(rows: int, inner: int, depth: int, way: str) -> None:
     out = poisoned(rows, inner, case.x)
     found = gate_up(case.x, case.weight, case.norm, eps=1e-5, out=out, tile=tile)
     assert_close("gate up", found, gate_up_oracle(case, 1e-5), LIMIT[dtype])
+
+
+CARRIES = {"32 parts, split": SPLIT._replace(half=8), "one part": PLAIN._replace(half=256)}
+
+
+@pytest.mark.parametrize("dtype", DTYPE)
+@pytest.mark.parametrize("tile", CARRIES.values(), ids=CARRIES)
+@pytest.mark.parametrize("rows", [1, 17, 65])
+def test_a_norm_is_carried_from_launch_to_launch(rows: int, tile: ProductTile, dtype: str) -> None:
+    """The next launch reads what was carried, and not the rows themselves."""
+    case = draw(rows, 512, 80, DTYPE[dtype], seed=rows)
+    made = product_oracle(case, 1e-5, norm=False, bias=True, residual=True).to(case.x.dtype)
+    parts = row_plan(rows, 512, 80, "fast", tile).column_tiles
+    carried = CarriedNorm(
+        draw(1, 1, 512, DTYPE[dtype]).norm, poisoned(rows, 512, case.x), torch.full((parts, rows), torch.nan)
+    )
+    found = row_product(
+        case.x, case.weight, bias=case.bias, residual=case.residual, carry=carried, out=poisoned(rows, 512, case.x),
+        tile=tile,
+    )  # fmt: skip
+    assert_close("made", found, made, LIMIT[case.x.dtype])
+    reader = draw(rows, 96, 512, DTYPE[dtype], seed=7)._replace(x=found.clone(), norm=carried.gain)
+    expected = product_oracle(reader, 1e-5, norm=True, bias=False, residual=False)
+    gated = gate_up_oracle(reader, 1e-5)
+    found.fill_(torch.nan)
+    for name, impl in (("triton", "triton"), ("reference", "reference")):
+        again = row_product(found, reader.weight, norm=carried, eps=1e-5, impl=impl, tile=PLAIN)
+        assert_close(name, again, expected, LIMIT[case.x.dtype])
+        assert_close(
+            name, gate_up(found, reader.weight, carried, eps=1e-5, impl=impl), gated, LIMIT[case.x.dtype]
+        )
+    heads = draw_heads(rows, 1, 1, 64, 512, DTYPE[dtype])
+    heads = heads._replace(rows=reader._replace(weight=heads.rows.weight, bias=heads.rows.bias))
+    queries = heads_oracle(heads, 1e-5, 1e-4, norm=True, bias=False, head_norms=False)
+    carrying = heads._replace(rows=heads.rows._replace(x=found, norm=carried))
+    for ours, theirs in zip(run(carrying), queries, strict=True):
+        assert_close("heads", *same_holes(ours, theirs), LIMIT[case.x.dtype])
 
 
 def run(case: Heads, *, bias: bool = False, head_norms: bool = False, norm: bool = True, **given: object):

@@ -162,7 +162,9 @@ class BlockStep:
         inputs, lanes = space.inputs, len(space.inputs.lengths)
         space.hidden.copy_(self.model.embedded_rows(inputs.tokens.view(lanes, -1)).flatten(0, 1))
         rows = Rows(space.hidden, inputs.positions, inputs.places, self.rotary)
-        last = run_layers(self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way)
+        last = run_layers(
+            self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way
+        ).hidden
         hidden = final_norm(last, self.model.norm.weight.data, self.sizes.eps).view(lanes, -1, last.shape[1])
         return BlockOutput(hidden, self.model.logits(hidden) if self.head else None, self._best(hidden))
 
