@@ -16,6 +16,7 @@ from dflash.drafters.build import default_length, parse_drafter
 from dflash.drafters.fan import Fan
 from dflash.engine.chat import Defaults
 from dflash.engine.features import FeatureMode
+from dflash.engine.memory import WeightsTooLarge
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
 from dflash.policy.context import Proposal as ProposalKind
@@ -120,12 +121,15 @@ def load(options: Mapping[str, Any]) -> Target:
     native = options.get("target_impl") == "native"
     if (native or options.get("draft_impl") == "native") and torch.device(device).type != "cuda":
         raise UsageError(f"Expected native implementations on a CUDA device, found {device!r}.")
-    with stages() as report:
-        target = load_target(
-            options["target"],
-            device=device,
-            dtype=options["dtype"],
-            quantisation=options["target_quant"],
-            progress=report,
-        )
+    try:
+        with stages() as report:
+            target = load_target(
+                options["target"],
+                device=device,
+                dtype=options["dtype"],
+                quantisation=options["target_quant"],
+                progress=report,
+            )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise WeightsTooLarge(options["target"], device) from error
     return proven(target, Way(options["numerics"])) if native else target

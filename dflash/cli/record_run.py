@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from dflash.cli.outcome import Exit
-from dflash.cli.output import Level, bar, emit, level, talk, warn
+from dflash.cli.output import Level, bar, detail, emit, level, talk, warn
 from dflash.cli.record_options import load, record_settings
 from dflash.draftfile.run import refuse_as_output
 from dflash.engine.chat import ChatConversation
 from dflash.engine.features import bytes_a_token
+from dflash.engine.free_memory import free_memory
 from dflash.engine.lane import Lane
+from dflash.engine.memory import CONTEXT, size
 from dflash.engine.output import check_output
 from dflash.engine.pace import Verdict
 from dflash.engine.prompt_errors import NoPrompts
@@ -56,10 +58,13 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     answering = (bool(prompts) or typed) and not as_json
     total: int | None = None
     conversations = session.conversations(entries)
+    context = min(session.target.window, CONTEXT + settings.defaults.max_new_tokens)
     if not stream:
         checked = list(session.conversations(entries, check=not options["skip_bad"]))
         total = sum(len(conversation.prompt.turns) for conversation in checked)
+        context = max((conversation.room for conversation in checked), default=context)
         conversations = iter(checked)
+    _fit(session, context)
     if options["drafter"] is None and settings.drafter == "ngram":
         talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
     if session.taps:
@@ -79,6 +84,18 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     if recording.pace is not None and (recording.pace.lost or recording.pace.paid):
         talk(_paid(recording.pace))
     return code
+
+
+def _fit(session: Session, context: int) -> None:
+    """Tell what the recording will take, and decode in fewer lanes where not all fit."""
+    asked, free = session.settings.lanes, free_memory(session.target.device)
+    found = session.fit(context, free)
+    if found.lanes < asked:
+        warn(f"{asked} lanes do not fit into memory, so {found.lanes} will do: {found.text()}")
+    detail(found.text())
+    left = {"device": free.device} if found.shared else {"device": free.device, "host": free.host}
+    told = [f"{place} {size(count)}" for place, count in left.items() if count is not None]
+    detail(f"free: {', '.join(told) or 'nobody tells'}")
 
 
 def _read(settings: RecordSettings, prompt_file: str | None, cost: Path | None) -> list[Path]:

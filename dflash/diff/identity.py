@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from dflash.diff.flat import Block
 from dflash.draftfile.header import Header
 
-# when, where and by which share a run was recorded: no part of what it is
-VOLATILE_KEYS = ("created_at", "host", "shard")
+# when, where, by which share and in how much memory a run was recorded: no part of what it is
+VOLATILE_KEYS = ("created_at", "host", "shard", "memory")
 # the first that differs is named first
 WEIGHTS = (
     "tokenizer.digest",

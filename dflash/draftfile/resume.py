@@ -26,6 +26,8 @@ from dflash.errors import DflashError
 VERSIONS_AND_TIME = {"created_at", "host", "git.commit", "git.dirty"} | {
     f"engine.{name}" for name in ("toolkit", "torch", "triton", "transformers", "driver")
 }
+# how many requests ran side by side is no part of what they are
+ROOM = {"lanes", "memory"}
 # what makes two requests the same, beside the prompt
 ASKED = ("sampling", "seed", "max_new_tokens", "stop", "ordinal", "category", "conversation", "turn")
 
@@ -68,7 +70,7 @@ def find_earlier(output: Path) -> Earlier | None:
 
 
 def require_same_header(earlier: Earlier, header: Mapping[str, Any]) -> None:
-    """Refuses to go on under other settings; versions, machine and time may differ.
+    """Refuses to go on under other settings; versions, machine, time and lanes may differ.
 
     Raises:
         ResumeRefused: Names each difference.
@@ -77,10 +79,14 @@ def require_same_header(earlier: Earlier, header: Mapping[str, Any]) -> None:
     differences = [
         f"{name} (expected {_short(expected.get(name))}, found {_short(found.get(name))})"
         for name in sorted(expected.keys() | found.keys())
-        if name not in VERSIONS_AND_TIME and expected.get(name) != found.get(name)
+        if _matters(name) and expected.get(name) != found.get(name)
     ]
     if differences:
         raise ResumeRefused(earlier.path, differences)
+
+
+def _matters(name: str) -> bool:
+    return name not in VERSIONS_AND_TIME and name.split(".")[0] not in ROOM
 
 
 def request_key(prompt_tokens: Sequence[int], prompt_text: str | None, info: Mapping[str, Any]) -> Key:

@@ -24,8 +24,8 @@ from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.summary import Summary, merged
 
 SUFFIX = ".parquet"
-# keys that say when, where and by which share a part was recorded
-OWN_KEYS = {"created_at", "host", "shard"}
+# keys that say when, where, by which share and in how much memory a part was recorded
+OWN_KEYS = {"created_at", "host", "lanes", "memory", "shard"}
 
 
 @dataclass(frozen=True, slots=True)

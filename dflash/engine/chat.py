@@ -99,10 +99,21 @@ class ChatConversation:
                 return None
         return self._request()
 
+    @property
+    def room(self) -> int:
+        """Most tokens that prompt and answers may come to, later turns taken for a token a character."""
+        later = self.prompt.turns[self._turn + 1 :]
+        words = len(self._tokens) + sum(map(len, later))
+        return min(self.target.window, words + (1 + len(later)) * self._wanted)
+
+    @property
+    def _wanted(self) -> int:
+        asked = self.prompt.max_new_tokens
+        return self.defaults.max_new_tokens if asked is None else asked
+
     def _request(self) -> Request:
         prompt, defaults = self.prompt, self.defaults
         temperature = defaults.sampling.temperature if prompt.temperature is None else prompt.temperature
-        wanted = defaults.max_new_tokens if prompt.max_new_tokens is None else prompt.max_new_tokens
         several = len(prompt.turns) > 1
         return Request(
             request_id=f"{prompt.id}/{self._turn}" if several else str(prompt.id),
@@ -110,7 +121,7 @@ class ChatConversation:
             prompt_text=self._text,
             sampling=Sampling(temperature, defaults.sampling.top_k, defaults.sampling.top_p),
             seed=defaults.seed if prompt.seed is None else prompt.seed,
-            max_new_tokens=min(wanted, self.target.window - len(self._tokens)),
+            max_new_tokens=min(self._wanted, self.target.window - len(self._tokens)),
             stop=defaults.stop if prompt.stop is None else prompt.stop,
             ordinal=self._ordinal,
             order=self.order,

@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from dflash.drafters.base import Drafter, DraftShape
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.build import DraftSettings, build_drafter
@@ -22,6 +24,7 @@ from dflash.engine.header import RunSettings, build_header
 from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Conversation, Engine, Sink
+from dflash.engine.memory import Free, MemoryEstimate, RanOutOfMemory, estimate
 from dflash.engine.output import start_journal
 from dflash.engine.pace import PaceWatch, Verdict
 from dflash.engine.prompt import Prompt
@@ -51,6 +54,7 @@ class Recording:
     interrupted: bool
     lost: list[PromptError] = field(default_factory=list)
     pace: Verdict | None = None
+    memory: dict[str, Any] | None = None
 
 
 class Session:
@@ -59,6 +63,7 @@ class Session:
     Attributes:
         header: Of the draft file.
         left: The journal of a recording that broke off.
+        memory: What it was estimated to take, once `fit` was asked.
     """
 
     def __init__(self, target: Target, settings: RecordSettings) -> None:
@@ -70,15 +75,35 @@ class Session:
         self.lost: list[PromptError] = []
         self.left: Path | None = None
         self._recorder: Recorder | None = None
+        self.memory: MemoryEstimate | None = None
         self._reader_left = False
         self._ordinals = Ordinals()
-        vocabulary = int(target.model.config.get_text_config().vocab_size)
-        self.noise = TargetNoise(vocabulary, keep=64 * settings.lanes)
+        self._wire()
+
+    def _wire(self) -> None:
+        vocabulary = int(self.target.model.config.get_text_config().vocab_size)
+        self.noise = TargetNoise(vocabulary, keep=64 * self.settings.lanes)
         self.drafter = self._drafter()
         self.taps = self._taps()
-        self.header = build_header(target, self.drafter, self._run_settings())
+        self.header = build_header(self.target, self.drafter, self._run_settings())
         self.trunk = self._trunk()
         self.engine = self._engine()
+
+    def fit(self, context: int, free: Free) -> MemoryEstimate:
+        """Estimate what trunks of at most `context` tokens take, and go on with the lanes that fit.
+
+        Raises:
+            TooLittleMemory: Not even one does.
+        """
+        found = estimate(self.target, self.drafter, self.settings, context)
+        lanes = found.lanes_that_fit(free)
+        if lanes < self.settings.lanes:
+            self.settings = replace(self.settings, lanes=lanes)
+            self._wire()
+            found = replace(found, lanes=lanes)
+        self.memory = found
+        self.header["memory"] = found.facts()
+        return found
 
     def conversations(self, entries: Iterable[Entry], *, check: bool = False) -> Iterator[ChatConversation]:
         """Prompts ready to decode; what cannot be used goes to `lost`, or is raised if `check` is set."""
@@ -122,6 +147,7 @@ class Session:
 
         Raises:
             BrokenPipeError: The reader of the streamed text left; the file is finished first.
+            RanOutOfMemory: All that was recorded is in the journal.
         """
         settings = self.settings
         header = self.header
@@ -144,6 +170,10 @@ class Session:
                 self._decode(conversations, sink, on_text, on_request)
                 interrupted = self.stop.is_set()
                 published = recorder.finish("interrupted" if interrupted else "finished")
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                self.left = recorder.leave()
+                reason = str(error).splitlines()[0] if str(error) else "the host has none left"
+                raise RanOutOfMemory(reason, settings.lanes, self.left is not None) from error
             except BaseException:
                 self.left = recorder.leave()
                 raise
@@ -152,7 +182,9 @@ class Session:
         if self._reader_left:
             raise BrokenPipeError
         pace = sink.verdict() if isinstance(sink, PaceWatch) else None
-        return Recording(published, recorder.totals, perf_counter() - started, interrupted, self.lost, pace)
+        memory = None if self.memory is None else self.memory.facts()
+        seconds = perf_counter() - started
+        return Recording(published, recorder.totals, seconds, interrupted, self.lost, pace, memory)
 
     def sync(self) -> None:
         """Make what was recorded so far survive a power cut: nothing will be recorded for a while."""
@@ -318,4 +350,5 @@ def summary(recording: Recording) -> dict[str, Any]:
         "finish": totals.finish,
         "lost": [str(error) for error in recording.lost],
         "bytes": published.bytes,
+        "memory": recording.memory,
     }
