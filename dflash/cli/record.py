@@ -28,8 +28,8 @@ _LIMIT = 2**31 - 1
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draft file to write.  [default: dflash-<UTC time>.parquet]",
+    type=click.Path(path_type=Path),
+    help="Draft file to write; with --shard a folder too.  [default: dflash-<UTC time>.parquet]",
 )
 @target_option
 @quantisation_option("--target-quant", "the target")
@@ -172,6 +172,11 @@ _LIMIT = 2**31 - 1
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PROFILE.json",
     help="Step times, for controls that predict them and for the header.",
+)
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Answer every N-th prompt of the list, from the I-th on, counted from 0; N such files are one run.",
 )
 @click.option("--no-host", is_flag=True, help="Keep no machine name in the file.")
 @click.option(

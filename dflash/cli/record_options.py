@@ -18,6 +18,7 @@ from dflash.engine.chat import Defaults
 from dflash.engine.features import FeatureMode
 from dflash.engine.memory import WeightsTooLarge
 from dflash.engine.settings import RecordSettings
+from dflash.engine.shard import Shard
 from dflash.errors import UsageError
 from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import parse_policy
@@ -52,8 +53,9 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
     drafter = "none" if options["length"] == 0 else chosen
     proposal = options["proposal"]
     fan = None if options["tree"] is None else Fan.parse(options["tree"])
+    shard = None if options["shard"] is None else Shard.parse(options["shard"])
     return RecordSettings(
-        output=options["output"] or Path(f"dflash-{datetime.now(UTC):%Y%m%d-%H%M%S}.parquet"),
+        output=_output(options["output"], shard),
         drafter=drafter,
         policy=parse_policy(options["policy"], pairs),
         defaults=defaults,
@@ -78,8 +80,15 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         target_impl=options["target_impl"],
         draft_impl=options["draft_impl"],
         numerics=options["numerics"],
+        shard=shard,
         step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,
     )
+
+
+def _output(given: Path | None, shard: Shard | None) -> Path:
+    if given is None:
+        return Path(f"dflash-{datetime.now(UTC):%Y%m%d-%H%M%S}.parquet")
+    return given if shard is None else shard.output(given)
 
 
 def _usual_drafter(target: str) -> str:
@@ -100,6 +109,8 @@ def _text(option: str, value: str) -> str:
 def _refuse_conflicts(options: Mapping[str, Any]) -> None:
     if options["resume"] and not options["output"]:
         raise UsageError("Expected -o with --resume: the output of the recording to go on with.")
+    if options["shard"] and not options["output"]:
+        raise UsageError("Expected -o with --shard: a folder for all shards, or a file for this one.")
     if options["raw"] and options["system"] is not None:
         raise UsageError("Expected --system without --raw: raw text has no system message.")
     if str(options["output"]) == "-":

@@ -8,13 +8,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dflash.cli.outcome import Exit
 from dflash.cli.output import Level, bar, detail, emit, level, talk, warn
 from dflash.cli.record_options import load, record_settings
+from dflash.cli.record_prompts import PromptSource
 from dflash.draftfile.run import refuse_as_output
 from dflash.engine.chat import ChatConversation
 from dflash.engine.features import bytes_a_token
@@ -23,19 +23,20 @@ from dflash.engine.lane import Lane
 from dflash.engine.memory import CONTEXT, size
 from dflash.engine.output import check_output
 from dflash.engine.pace import Verdict
-from dflash.engine.prompt_errors import NoPrompts
-from dflash.engine.prompts import (
-    check_prompts,
-    read_prompt_file,
-    read_prompt_stream,
-    text_prompt,
-    with_ids,
-    with_remarks,
-)
-from dflash.engine.session import Entry, Recording, Session, summary
+from dflash.engine.session import Recording, Session, summary
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
 from dflash.target.catalogue import DEFAULT
+
+
+class StreamOfShards(UsageError):
+    """Prompts that arrive once, for shards that each must see all of them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Expected words or a file of --prompts with --shard: every shard reads the whole list, and a "
+            "stream arrives at one of them."
+        )
 
 
 def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options: Mapping[str, Any]) -> int:
@@ -43,39 +44,36 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     if prompts and prompt_file:
         raise UsageError("Expected prompts as words or in --prompts, found both.")
     settings = record_settings(options)
-    typed = not prompts and prompt_file is None
-    stream = prompt_file == "-" or typed
-    entries = _entries(prompts, prompt_file)
-    if not stream:
-        entries = _checked(entries, options["skip_bad"], prompt_file)
-    elif not sys.stdin.isatty():
-        entries = _begun(entries)
+    source = PromptSource(prompts, prompt_file)
+    if source.stream and settings.shard is not None:
+        raise StreamOfShards()
+    source.check(options["skip_bad"])
     refuse_as_output([settings.output], _read(settings, prompt_file, options["cost"]))
+    if settings.output.parent == options["output"]:
+        settings.output.parent.mkdir(exist_ok=True)
     found = check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
     if settings.resume and not found:
         talk(f"nothing to resume: there is no recording of {settings.output} yet, so all of it is run")
     session = Session(load(options), settings)
-    answering = (bool(prompts) or typed) and not as_json
+    answering = (bool(prompts) or source.typed) and not as_json
     total: int | None = None
-    conversations = session.conversations(entries)
     context = min(session.target.window, CONTEXT + settings.defaults.max_new_tokens)
-    if not stream:
-        checked = list(session.conversations(entries, check=not options["skip_bad"]))
-        total = sum(len(conversation.prompt.turns) for conversation in checked)
-        context = max((conversation.room for conversation in checked), default=context)
-        conversations = iter(checked)
+    if not source.stream:
+        total, longest = session.survey(source.entries(), check=not options["skip_bad"])
+        context = longest or context
     _fit(session, context)
     if options["drafter"] is None and settings.drafter == "ngram":
         talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
     if session.taps:
         hidden = int(session.target.model.config.get_text_config().hidden_size)
-        size = bytes_a_token(settings.features, len(session.taps), hidden)
-        talk(f"features: {settings.features}, {size} bytes a committed token, before compression")
-    with _interrupts(session) as waiting, _journal_told(session), _told(answering, total) as each:
+        each = bytes_a_token(settings.features, len(session.taps), hidden)
+        talk(f"features: {settings.features}, {each} bytes a committed token, before compression")
+    conversations = session.conversations(source.entries())
+    with _interrupts(session) as waiting, _journal_told(session), _told(answering, total) as told:
         recording = session.record(
-            waiting(conversations) if stream else conversations,
+            waiting(conversations) if source.stream else conversations,
             _write if answering else None,
-            each,
+            told,
             watch_pace=level() >= Level.NORMAL,
         )
     code = _close(recording, as_json)
@@ -127,49 +125,6 @@ def _journal_told(session: Session) -> Iterator[None]:
                 f"the recording broke off; what it had is in {path}: `dflash recover {path}` makes a draft "
                 "file of it, and the same command with --resume goes on with it."
             )
-
-
-def _entries(prompts: Sequence[str], prompt_file: str | None) -> Iterator[Entry]:
-    return with_remarks(_numbered(prompts, prompt_file), warn)
-
-
-def _numbered(prompts: Sequence[str], prompt_file: str | None) -> Iterator[Entry]:
-    if prompts:
-        return with_ids(text_prompt(text) for text in prompts)
-    if prompt_file is None:
-        return with_ids(_typed() if sys.stdin.isatty() else read_prompt_stream(sys.stdin.buffer))
-    if prompt_file == "-":
-        return with_ids(read_prompt_stream(sys.stdin.buffer))
-    return with_ids(read_prompt_file(Path(prompt_file)))
-
-
-def _begun(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """The prompts of a stream once the first has come; an empty stream loads no model."""
-    first = next(entries, None)
-    if first is None:
-        raise NoPrompts("stdin", "expected at least one prompt, found none.")
-    return chain([first], entries)
-
-
-def _typed() -> Iterator[Entry]:
-    """Prompts from a person at a terminal, until the end of input."""
-    talk("Type a prompt and press Enter; Ctrl-D ends.")
-    while True:
-        if level() > 0:
-            sys.stderr.write("> ")
-            sys.stderr.flush()
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if line.strip():
-            yield text_prompt(line.rstrip("\n"), "the terminal")
-
-
-def _checked(entries: Iterator[Entry], skip_bad: bool, prompt_file: str | None) -> Iterator[Entry]:
-    checked = check_prompts(entries, skip_bad=skip_bad, name=prompt_file or "the command line")
-    for error in checked.refused:
-        warn(str(error))
-    return iter(checked.prompts)
 
 
 def _write(text: str) -> None:

@@ -37,8 +37,8 @@ class Publication:
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path, self.overwrite = path, overwrite
-        self.partial = beside(path, ".partial")
         self._refuse_existing()
+        self.partial = beside(path, ".partial")
         if not path.parent.is_dir():
             raise FolderNotWritable(path.parent, "there is no such folder")
         self._lock = FileLock(beside(path, ".lock"))

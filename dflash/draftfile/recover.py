@@ -18,6 +18,7 @@ from dflash.draftfile.journal_reader import Entry, JournalReader, open_journal
 from dflash.draftfile.publish import beside
 from dflash.draftfile.reader import open_draft_file
 from dflash.draftfile.requests import check_requests
+from dflash.draftfile.resume import same_recording
 from dflash.draftfile.summary import Kind
 from dflash.draftfile.view import Limits
 from dflash.draftfile.violations import RequestSplit
@@ -115,7 +116,7 @@ def _complete(reader: JournalReader, own: Path) -> Recovered | None:
         file = open_draft_file(own)
     except OpenError:
         return None
-    if file.run_id != reader.run_id or file.part != reader.part or file.lost is not None:
+    if not same_recording(file, reader) or file.lost is not None:
         return None
     return Recovered(own, file.content_digest, file.rows, file.requests, file.requests, (), {}, 0, True)
 

@@ -57,16 +57,22 @@ class Earlier(NamedTuple):
 
 
 def find_earlier(output: Path) -> Earlier | None:
-    """What an output's journal or the output itself holds; the file wins if both are of one run.
+    """What an output's journal or the output itself holds; the file wins if both are of one recording.
 
     Raises:
         OpenError: The output is no draft file, or the journal no journal.
     """
     journal = _journal(journal_path(output))
     file = open_draft_file(output) if output.exists() else None
-    if journal is not None and (file is None or file.run_id != journal.run_id):
+    if journal is not None and (file is None or not same_recording(file, journal)):
         return Earlier(journal.path, journal.header, lambda: _closed(journal))
     return None if file is None else Earlier(output, file.header, lambda: _finished(file))
+
+
+def same_recording(file: DraftFile, journal: JournalReader) -> bool:
+    """Whether a file is what became of a journal; a shard that is gone on with keeps its run."""
+    started = [source.header.raw["created_at"] for source in (file, journal)]
+    return (file.run_id, file.part) == (journal.run_id, journal.part) and started[0] == started[1]
 
 
 def require_same_header(earlier: Earlier, header: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str
         "rng": {"scheme": "philox4x32-10", "version": 1},
         "engine": {**engine_facts(target), **_native(run), **_profile(run)},
         "git": git_facts(),
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "host": platform.node() if run.keep_host else None,
         "parents": [],
     }

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash.draftfile.journal import Journal, journal_path, refuse_journal
 from dflash.draftfile.publish import Publication, beside
 from dflash.draftfile.resume import Kept, carry_over, find_earlier, require_same_header
+
+
+class Part(NamedTuple):
+    """Which file of which run."""
+
+    run_id: str
+    part: int
+    parts: int
 
 
 def check_output(path: Path, *, overwrite: bool = False, resume: bool = False) -> bool:
@@ -30,7 +38,7 @@ def check_output(path: Path, *, overwrite: bool = False, resume: bool = False) -
 def start_journal(
     output: Path,
     header: Mapping[str, Any],
-    run_id: str,
+    part: Part,
     sync_seconds: float,
     *,
     overwrite: bool = False,
@@ -50,11 +58,11 @@ def start_journal(
         if resume:
             # empty, or there is none
             path.unlink(missing_ok=True)
-        return Journal(path, header, sync_seconds, run_id=run_id), Kept({})
+        return Journal(path, header, sync_seconds, **part._asdict()), Kept({})
     require_same_header(earlier, header)
     partial = beside(path, ".partial")
     partial.unlink(missing_ok=True)
-    journal = Journal(partial, header, sync_seconds, run_id=run_id)
+    journal = Journal(partial, header, sync_seconds, **part._asdict())
     try:
         kept = carry_over(earlier, journal)
         journal.replace(path)

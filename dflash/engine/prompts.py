@@ -24,6 +24,7 @@ __all__ = [
     "check_prompts",
     "read_prompt_file",
     "read_prompt_stream",
+    "refuse_bad",
     "text_prompt",
     "with_ids",
     "with_remarks",
@@ -93,31 +94,46 @@ def with_remarks(
 def check_prompts(
     entries: Iterable[Prompt | PromptError], *, skip_bad: bool = False, name: str = "prompts"
 ) -> CheckedPrompts:
-    """Read everything, so that nothing is decoded if anything is wrong.
+    """Read everything, so that nothing is decoded if anything is wrong; see `refuse_bad`."""
+    prompts: list[Prompt] = []
+    refused = refuse_bad(entries, skip_bad=skip_bad, name=name, each=prompts.append)
+    return CheckedPrompts(tuple(prompts), refused)
+
+
+def refuse_bad(
+    entries: Iterable[Prompt | PromptError],
+    *,
+    skip_bad: bool = False,
+    name: str = "prompts",
+    each: Callable[[Prompt], None] = lambda prompt: None,
+) -> tuple[PromptError, ...]:
+    """Read everything and keep nothing but the errors.
 
     Args:
         entries: Prompts and errors, as the readers yield them.
         skip_bad: Leave bad prompts out instead of refusing the run.
         name: What errors call the source of the prompts.
+        each: Told of every prompt.
 
     Raises:
         PromptError: One prompt is bad.
         SeveralBadPrompts: More than one is.
         NoPrompts: None is left.
     """
-    prompts: list[Prompt] = []
     refused: list[PromptError] = []
+    good = False
     for entry in entries:
         if isinstance(entry, PromptError):
             refused.append(entry)
         else:
-            prompts.append(entry)
+            good = True
+            each(entry)
     if refused and not skip_bad:
         raise refused[0] if len(refused) == 1 else SeveralBadPrompts(refused)
-    if not prompts:
+    if not good:
         found = f"only {len(refused)} that cannot be used" if refused else "none"
         raise NoPrompts(name, f"expected at least one prompt, found {found}.")
-    return CheckedPrompts(tuple(prompts), tuple(refused))
+    return tuple(refused)
 
 
 def _request_ids(chosen: str, turns: int) -> list[str]:

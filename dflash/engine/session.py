@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,13 +25,14 @@ from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Conversation, Engine, Sink
 from dflash.engine.memory import Free, MemoryEstimate, RanOutOfMemory, estimate
-from dflash.engine.output import start_journal
+from dflash.engine.output import Part, start_journal
 from dflash.engine.pace import PaceWatch, Verdict
 from dflash.engine.prompt import Prompt
 from dflash.engine.prompt_errors import PromptError
 from dflash.engine.recorder import Recorder, Totals
 from dflash.engine.resume import ResumedConversation
 from dflash.engine.settings import RecordSettings
+from dflash.engine.shard import PromptsDigest, Shard, run_id_of
 from dflash.errors import UsageError
 from dflash.policy.block import Block
 from dflash.policy.context import context_from_header
@@ -57,6 +58,13 @@ class Recording:
     memory: dict[str, Any] | None = None
 
 
+class Survey(NamedTuple):
+    """What a list of prompts comes to: requests at most, and tokens of the longest trunk at most."""
+
+    turns: int
+    context: int
+
+
 class Session:
     """The parts of one recording, wired together.
 
@@ -64,6 +72,7 @@ class Session:
         header: Of the draft file.
         left: The journal of a recording that broke off.
         memory: What it was estimated to take, once `fit` was asked.
+        part: Which file of which run, where shards agreed on that.
     """
 
     def __init__(self, target: Target, settings: RecordSettings) -> None:
@@ -77,7 +86,8 @@ class Session:
         self._recorder: Recorder | None = None
         self.memory: MemoryEstimate | None = None
         self._reader_left = False
-        self._ordinals = Ordinals()
+        self._ordinals, self._order = Ordinals(), 0
+        self.part: Part | None = None
         self._wire()
 
     def _wire(self) -> None:
@@ -107,25 +117,53 @@ class Session:
 
     def conversations(self, entries: Iterable[Entry], *, check: bool = False) -> Iterator[ChatConversation]:
         """Prompts ready to decode; what cannot be used goes to `lost`, or is raised if `check` is set."""
-        order = 0
+        self._order = 0
         for entry in entries:
-            try:
-                if isinstance(entry, PromptError):
-                    raise entry
-                conversation = ChatConversation(
-                    order, entry, self.target, self.settings.defaults, self._ordinals, self.lost.append
-                )
-            except PromptError as error:
-                if check:
-                    raise
-                self.lost.append(error)
-                continue
-            order += 1
-            yield conversation
+            if (conversation := self.conversation(entry, check=check)) is not None:
+                yield conversation
+
+    def conversation(self, entry: Entry, *, check: bool = False) -> ChatConversation | None:
+        """The next prompt, ready to decode; None if it cannot be used or is another shard's."""
+        shard = self.settings.shard or Shard(0, 1)
+        try:
+            if isinstance(entry, PromptError):
+                raise entry
+            # prompts of other shards count too: equal ones share out the ordinals of their noise
+            place = shard.place(self._order)
+            found = ChatConversation(
+                place or 0, entry, self.target, self.settings.defaults, self._ordinals, self.lost.append
+            )
+        except PromptError as error:
+            if check:
+                raise
+            self.lost.append(error)
+            return None
+        self._order += 1
+        return None if place is None else found
+
+    def survey(self, entries: Iterable[Entry], *, check: bool = False) -> Survey:
+        """Look through a list of prompts that will be read again to be decoded, and keep none of them.
+
+        Raises:
+            PromptError: One cannot be used, and `check` is set.
+        """
+        turns = context = 0
+        digest = PromptsDigest(repr(self.settings.defaults))
+        for entry in entries:
+            if isinstance(entry, Prompt):
+                digest.add(entry)
+            if (found := self.conversation(entry, check=check)) is not None:
+                turns += len(found.prompt.turns)
+                context = max(context, found.room)
+        self.forget()
+        if (shard := self.settings.shard) is not None:
+            self.part = Part(run_id_of(self.header, shard, digest.hexdigest()), *shard)
+        return Survey(turns, context)
 
     def forget(self) -> None:
-        """Treat the next prompts as the first of the run: ordinals start anew."""
-        self._ordinals = Ordinals()
+        """Treat the next prompts as the first of the run: places and ordinals start anew."""
+        self._ordinals, self._order = Ordinals(), 0
+        self.lost.clear()
 
     def record(
         self,
@@ -151,13 +189,13 @@ class Session:
         """
         settings = self.settings
         header = self.header
-        run_id = secrets.token_hex(8)
+        part = self.part or Part(secrets.token_hex(8), 0, 1)
         started = perf_counter()
         choice = {"overwrite": settings.overwrite, "resume": settings.resume}
         with DraftFileWriter(
-            settings.output, header, run_id=run_id, overwrite=any(choice.values())
+            settings.output, header, **part._asdict(), overwrite=any(choice.values())
         ) as writer:
-            journal, kept = start_journal(settings.output, header, run_id, settings.sync_seconds, **choice)
+            journal, kept = start_journal(settings.output, header, part, settings.sync_seconds, **choice)
             recorder = self._recorder = Recorder(
                 writer, journal, kept, keep_text=settings.keep_text, features=bool(self.taps)
             )
@@ -322,6 +360,7 @@ class Session:
             step_time=settings.step_time,
             target_impl=settings.target_impl,
             numerics=settings.numerics,
+            shard=settings.shard,
         )
 
 

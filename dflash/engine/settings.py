@@ -11,6 +11,7 @@ from dflash.drafters.fan import Fan
 from dflash.draftfile.journal import SYNC_SECONDS
 from dflash.engine.chat import Defaults
 from dflash.engine.features import FeatureMode
+from dflash.engine.shard import Shard
 from dflash.errors import UsageError
 from dflash.kernels.attention_plan import Mode
 from dflash.policy.context import DraftSampling, RuleContext
@@ -52,6 +53,7 @@ class RecordSettings:
     target_impl: TargetImpl = "generic"
     draft_impl: TargetImpl = "generic"
     numerics: Mode = "fast"
+    shard: Shard | None = None
 
     def __post_init__(self) -> None:
         check_quantisation(self.parts, self.draft_quant)
@@ -77,6 +79,11 @@ class RecordSettings:
     def _check_control(self) -> None:
         """Refuse a control that lacks what it needs, before a model is loaded."""
         control, largest = self.policy.control, Shape(self.length, self.branches)
+        if self.shard is not None and control.streams:
+            raise UsageError(
+                f"The control {control.name} carries what it learns from request to request, which shards "
+                "tear apart; use control.scope=request."
+            )
         control.scheduler(frame_of(self.policy.rule, self.policy.shape, largest, self.step_time), 1)
         if self.resume and control.couples:
             raise UsageError(
