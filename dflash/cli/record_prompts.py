@@ -62,9 +62,7 @@ class PromptSource:
             self._begun = entries
             first = next(entries, None)
             if first is None:
-                raise NoPrompts(
-                    self.file if self._piped else "stdin", "expected at least one prompt, found none."
-                )
+                raise NoPrompts(self._name, "expected at least one prompt, found none.")
             self._begun = chain([first], entries)
             return
         refused = refuse_bad(entries, skip_bad=skip_bad, name=self.file or "the command line")
