@@ -1,4 +1,4 @@
-"""What a device round knows of its lanes and of the tree that each drafts: tensors that graphs read by address."""
+"""What a device round knows of its lanes and of the tree that each drafts, as tensors that graphs read."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RoundTree(NamedTuple):
         children = torch.full((nodes + 1, branches), -1, dtype=torch.int32)
         if nodes:
             children[0] = torch.arange(branches)
-        children[1 : nodes - branches + 1, 0] = torch.arange(branches, nodes, dtype=torch.int32)
+            children[1 : nodes - branches + 1, 0] = torch.arange(branches, nodes)
         whole = parents.expand(lanes, -1).contiguous()
         placed = (whole, ancestor_words(whole), depths, children)
         return cls(length, branches, *(tensor.to(device) for tensor in placed))

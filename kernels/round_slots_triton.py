@@ -181,11 +181,10 @@ def merge_slots(
         fade, total, TILES, KIDS,
     )  # fmt: skip
     if ASKED > 0:
-        if slot < expanded:
-            j = tl.arange(0, ASKED)
-            at = (lane * expanded + slot) * asked + j
-            token = tl.load(Asked + at, mask=j < asked, other=0)
-            tl.store(Found + at, tl.load(base + token).to(tl.float32), mask=j < asked)
+        j = tl.arange(0, ASKED)
+        at, wanted = (lane * expanded + slot) * asked + j, (j < asked) & (slot < expanded)
+        token = tl.load(Asked + at, mask=wanted, other=0)
+        tl.store(Found + at, tl.load(base + token).to(tl.float32), mask=wanted)
     position = (tl.load(Lengths + lane) + 1 + tl.load(Depths + slot)).to(tl.uint32, bitcast=True)
     zero = (position * 0).to(tl.uint32)
     k0 = tl.load(Keys + 2 * lane).to(tl.uint32, bitcast=True)

@@ -1,0 +1,196 @@
+"""The kernels behind `draft_level`: a pass over tiles of each row's vocabulary, and a draw by row."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dflash.kernels.lm_head_draw import finite
+from dflash.kernels.race_noise import log_exponential, words_of_ids
+from dflash.kernels.round_draft import DraftColumns, DraftLaw, DraftScratch, LowRank
+from dflash.kernels.round_lanes import RoundLanes, RoundTree
+from dflash.kernels.round_slots import BLOCK, power
+from dflash.kernels.round_slots_triton import leave_top, merged_top
+from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, id_of_key, order_of_key, ordered, value_of
+
+
+@triton.jit
+def _biased(logits, Table, Factor, token, ids, rank, vocabulary, RANK: tl.constexpr):
+    """Add the bias by the token before."""
+    r = tl.arange(0, RANK)
+    row = tl.load(Table + token.to(tl.int64) * rank + r, mask=r < rank, other=0.0).to(tl.float32)
+    at = ids.to(tl.int64)[:, None] * rank + r[None, :]
+    real = (ids < vocabulary)[:, None] & (r < rank)[None, :]
+    factor = tl.load(Factor + at, mask=real, other=0.0).to(tl.float32)
+    return logits + tl.sum(factor * row[None, :], 1)
+
+
+@triton.jit(do_not_specialize=["per", "rows_in", "slot", "before_apart", "before_at", "vocabulary", "rank"])
+def draft_tiles(
+    Logits, Table, Factor, Before, PartKeys, PartSums,
+    stride, per, rows_in, slot, before_apart, before_at, vocabulary, rank,
+    BLOCK_V: tl.constexpr, TOP: tl.constexpr, RANK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """What a tile of a row's logits adds; grid (rows, tiles)."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    lane = row // per
+    ids = tile * BLOCK_V + tl.arange(0, BLOCK_V)
+    base = Logits + (lane * rows_in + slot).to(tl.int64) * stride
+    logits = tl.load(base + ids, mask=ids < vocabulary, other=-float("inf")).to(tl.float32)
+    if RANK > 0:
+        token = tl.maximum(tl.load(Before + lane * before_apart + before_at + row % per), 0)
+        logits = _biased(logits, Table, Factor, token, ids, rank, vocabulary, RANK)
+    order = tl.where(ids < vocabulary, ordered(logits), NO_ORDER)
+    highest = value_of(tl.max(order, 0))
+    at, apart = row * tl.num_programs(1) + tile, tl.num_programs(0) * tl.num_programs(1)
+    tl.store(PartSums + at, highest)
+    tl.store(PartSums + apart + at, tl.sum(tl.exp(logits - finite(highest)), 0))
+    leave_top(PartKeys, at, order, ids, TOP)
+
+
+@triton.jit
+def _law(value, place, temperature, drawn, top_p, WIDTH: tl.constexpr, CUT: tl.constexpr):
+    """log q of candidates in order of logit, in float64; -inf where nothing can be drawn."""
+    allowed = (place < WIDTH) & (tl.abs(value) < float("inf"))
+    scaled = tl.where(allowed, value.to(tl.float64) / temperature, -float("inf"))
+    highest = tl.max(scaled, 0)
+    highest = tl.where(highest == -float("inf"), 0.0, highest)
+    log_q = scaled - (highest + tl.log(tl.sum(tl.exp(scaled - highest), 0)))
+    if CUT:
+        kept = tl.sum((tl.cumsum(tl.exp(log_q), 0) < top_p).to(tl.int32), 0)
+        inside = allowed & ((place <= kept) | (drawn == 0))
+        log_q = tl.where(inside, log_q, -float("inf"))
+        log_q = log_q - tl.log(tl.sum(tl.exp(log_q), 0))
+    return log_q
+
+
+@triton.jit
+def _win(score, token, COUNT: tl.constexpr):
+    """The turn in which each candidate wins, COUNT for none, and the best score that is left out."""
+    turn = tl.full(score.shape, COUNT, tl.int32)
+    for one in tl.static_range(COUNT):
+        open_score = tl.where(turn == COUNT, score, -float("inf"))
+        best = tl.max(open_score, 0)
+        first = tl.min(tl.where((turn == COUNT) & (score == best), token, TOP_ID), 0)
+        turn = tl.where((token == first) & (open_score > -float("inf")), one, turn)
+    return turn, tl.max(tl.where(turn == COUNT, score, -float("inf")), 0)
+
+
+@triton.jit
+def _conditional(log_q, turn, COUNT: tl.constexpr):
+    """log q of each winner given that those before it are out."""
+    left = tl.max(tl.zeros(log_q.shape, tl.float64), 0)
+    found = log_q
+    for one in tl.static_range(COUNT):
+        found = tl.where(turn == one, log_q - left, found)
+        own = tl.sum(tl.where(turn == one, log_q, 0.0), 0)
+        all_of_it = own >= left
+        rest = tl.log(tl.where(all_of_it, 1.0, 1.0 - tl.exp(tl.where(all_of_it, 0.0, own - left))))
+        left = tl.where(all_of_it, -float("inf"), left + rest)
+    return tl.minimum(found, 0.0)
+
+
+@triton.jit
+def _see(
+    Lse, Ids, Values, PartSums, slot, row, rows_all, tiles, top, token, value, place, TILES: tl.constexpr
+):
+    """Store what the drafter saw at a slot."""
+    tile = tl.arange(0, TILES)
+    m = tl.load(PartSums + row * tiles + tile, mask=tile < tiles, other=-float("inf"))
+    mass = tl.load(PartSums + (rows_all + row) * tiles + tile, mask=tile < tiles, other=0.0)
+    highest = finite(tl.max(value, 0))
+    some = m != -float("inf")
+    total = tl.sum(tl.where(some, mass * tl.exp(tl.where(some, finite(m) - highest, 0.0)), 0.0), 0)
+    tl.store(Lse + slot, highest + tl.log(total))
+    tl.store(Ids + slot * top + place, token, mask=place < top)
+    tl.store(Values + slot * top + place, value, mask=place < top)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "per", "depth", "nodes", "expanded", "branches", "rows_out", "before_apart", "before_at", "tiles",
+        "top", "top_p",
+    ]
+)  # fmt: skip
+def draft_draw(
+    PartKeys, PartSums, Map, Before, Temperatures, Keys, Lengths,
+    Tokens, Ranks, LogQ, Gaps, Margins, Lse, Ids, Values, Rows,
+    per, depth, nodes, expanded, branches, rows_out, before_apart, before_at, tiles, top, top_p,
+    SLOTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr,
+    CUT: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Join the tiles of one row and draw the nodes that hang on it; grid (rows)."""
+    row = tl.program_id(0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    lane, inner = row // per, row % per
+    keys = merged_top(PartKeys, row, tiles, SLOTS, TOP)
+    place = tl.arange(0, TOP)
+    value, token = value_of(order_of_key(keys)), id_of_key(keys)
+    value = tl.where(keys == NO_KEY, -float("inf"), value)
+    if MAPPED:
+        token = tl.load(Map + token, mask=keys != NO_KEY, other=TOP_ID)
+    slot = lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
+    _see(Lse, Ids, Values, PartSums, slot, row, tl.num_programs(0), tiles, top, token, value, place, TILES)
+    temperature = tl.load(Temperatures + lane)
+    drawn = temperature > 0
+    divisor = tl.where(drawn, temperature, 1.0).to(tl.float64)
+    log_q = _law(value, place, divisor, drawn, top_p, WIDTH, CUT)
+    position = (tl.load(Lengths + lane) + depth).to(tl.uint32, bitcast=True)
+    zero = (position * 0).to(tl.uint32)
+    k0 = tl.load(Keys + 2 * lane).to(tl.uint32, bitcast=True)
+    k1 = tl.load(Keys + 2 * lane + 1).to(tl.uint32, bitcast=True)
+    noise = log_exponential(words_of_ids(token, position, zero, zero, k0, k1)).to(tl.float64)
+    possible = log_q > -float("inf")
+    score = tl.where(drawn, tl.where(possible, log_q, 0.0) - noise, value.to(tl.float64))
+    score = tl.where(possible, score, -float("inf"))
+    turn, over = _win(score, token, COUNT)
+    parent = tl.load(Before + lane * before_apart + before_at + inner)
+    node = (depth - 1) * branches + inner
+    margin = tl.sum(tl.where(place == 0, value, 0.0), 0) - tl.sum(tl.where(place == 1, value, 0.0), 0)
+    given = tl.where(drawn, _conditional(tl.where(possible, log_q, 0.0), turn, COUNT), 0.0)
+    some = over > -float("inf")
+    gap = tl.where(some, (score - tl.where(some, over, 0.0)).to(tl.float32), float("nan"))
+    for one in tl.static_range(COUNT):
+        won = (turn == one) & (parent >= 0)
+        there = tl.max(won.to(tl.int32), 0) > 0
+        chosen = tl.sum(tl.where(won, token, 0), 0)
+        at = lane * nodes + node + one
+        tl.store(Tokens + at, tl.where(there, chosen, -1))
+        tl.store(Ranks + at, tl.sum(tl.where(won, place, 0), 0))
+        tl.store(LogQ + at, tl.sum(tl.where(won, given, 0.0), 0).to(tl.float32))
+        tl.store(Gaps + at, tl.where(there, tl.sum(tl.where(won, gap, 0.0), 0), float("nan")))
+        tl.store(Margins + at, margin)
+        tl.store(Rows + lane * rows_out + 1 + node + one, chosen)
+
+
+def launch_level(
+    logits: Tensor, depth: int, bias: LowRank | None, law: DraftLaw, tree: RoundTree, lanes: RoundLanes,
+    out: DraftColumns, ids: Tensor | None, scratch: DraftScratch, pdl: bool,
+) -> None:  # fmt: skip
+    """Run both kernels; a tensor that is not there is stood in for by one that is not read."""
+    per = 1 if depth == 1 else tree.branches
+    rows, top, tiles = len(logits) * per, out.ids.shape[2], -(-logits.shape[2] // BLOCK)
+    before = lanes.anchors if depth == 1 else out.tokens
+    hangs = (1, 0) if depth == 1 else (tree.nodes, (depth - 2) * tree.branches)
+    table = bias or LowRank(logits, logits)
+    rank = 0 if bias is None else bias.table.shape[1]
+    shared = {"TOP": power(top), "PDL": pdl, "launch_pdl": pdl}
+    draft_tiles[(rows, tiles)](
+        logits, *table, before, *scratch,
+        logits.stride(1), per, logits.shape[1], depth - 1, *hangs, logits.shape[2], rank,
+        BLOCK_V=BLOCK, RANK=power(rank) if rank else 0, num_warps=4, **shared,
+    )  # fmt: skip
+    draft_draw[(rows,)](
+        *scratch, before if ids is None else ids, before, lanes.draft_temperatures, lanes.keys, lanes.lengths,
+        *out, per, depth, tree.nodes, tree.expanded, tree.branches, out.rows.shape[1], *hangs, tiles, top,
+        law.top_p,
+        SLOTS=power(tiles * power(top)), TILES=power(tiles), WIDTH=law.top_k or top,
+        COUNT=tree.branches if depth == 1 else 1, CUT=law.top_p < 1.0, MAPPED=ids is not None,
+        num_warps=8 if tiles > 64 else 4, **shared,
+    )  # fmt: skip
