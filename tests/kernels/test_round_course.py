@@ -89,7 +89,8 @@ def test_what_is_emitted_is_what_plain_decoding_would(seed: int, impl: str) -> N
                 reason = EOS if token in eos else LENGTH
                 break
         assert (int(out.emitted[lane]), int(out.reason[lane])) == (said, reason)
-        assert out.path[lane].tolist() == path[lane].tolist() and int(out.bonus[lane]) == int(bonus[lane])
+        assert out.path[lane].tolist() == path[lane].tolist()
+        assert int(out.bonus[lane]) == int(bonus[lane])
         live, here, kept = int(before.live[lane]), int(before.lengths[lane]), int(count[lane]) + 1
         rows = [lane * width, *(lane * width + node + 1 for node in nodes)]
         assert out.rows[lane].tolist() == (rows if live else [0] * kept) + [0] * (4 - kept)
