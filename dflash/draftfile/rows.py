@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ class RequestRows:
     def __init__(self, request_id: str, *, features: bool = False) -> None:
         self.request_id = request_id
         self._schema = arrow_schema(features)
+        self._names = frozenset(self._schema.names)
+        self._user_columns: set[str] = set()
         self._rows: list[Row] = []
 
     def __len__(self) -> int:
@@ -38,9 +40,10 @@ class RequestRows:
         Raises:
             UnknownColumn: A name that is neither in the table nor starts with `x_`.
         """
-        for name in row:
-            if name not in self._schema.names and not is_user_column(name):
+        for name in row.keys() - self._names:
+            if not is_user_column(name):
                 raise UnknownColumn(name, self._schema.names)
+            self._user_columns.add(name)
         self._rows.append({**row, "request_id": self.request_id})
 
     def table(self) -> pa.Table:
@@ -51,7 +54,7 @@ class RequestRows:
         """
         arrays = [column_array(field, self._rows) for field in self._schema]
         table = pa.Table.from_arrays(arrays, schema=self._schema)
-        for name in sorted({name for row in self._rows for name in row if is_user_column(name)}):
+        for name in sorted(self._user_columns):
             table = table.append_column(name, pa.array([row.get(name) for row in self._rows]))
         return table
 
@@ -76,45 +79,39 @@ def _scalar_array(kind: pa.DataType, values: list[Any]) -> pa.Array:
 
 
 def _list_array(kind: pa.ListType, values: list[Any]) -> pa.Array:
-    found = [None if value is None else _elements(value) for value in values]
-    present = [part for part in found if part is not None]
-    lengths = (0 if part is None else len(part.data) for part in found)
-    offsets = pa.array(np.fromiter(accumulate(lengths, initial=0), np.int32, len(found) + 1))
-    data = present[0].data if len(present) == 1 else np.concatenate([part.data for part in present])
-    holes = any(part.holes is not None for part in present)
-    mask = np.concatenate([part.mask() for part in present]) if holes else None
-    leaf = pa.array(data, mask=mask)
+    present = [_array(value) for value in values if value is not None]
+    lengths = iter([len(part) for part in present])
+    ends = accumulate((0 if value is None else next(lengths) for value in values), initial=0)
+    offsets = pa.array(np.fromiter(ends, np.int32, len(values) + 1))
+    data, holes = _joined([part for part in present if len(part)])
+    leaf = pa.array(data, mask=holes)
     leaf = leaf if leaf.type == kind.value_type else leaf.cast(kind.value_type)
-    nulls = pa.array([part is None for part in found]) if len(present) < len(found) else None
+    nulls = pa.array([value is None for value in values]) if len(present) < len(values) else None
     return pa.ListArray.from_arrays(offsets, leaf, type=kind, mask=nulls)
 
 
-class _Elements(NamedTuple):
-    """The elements of one list; `holes` is None if none is null."""
+def _array(value: Any) -> npt.NDArray[Any]:
+    """One list, masked where an element is None."""
+    found = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if found.ndim != 1:
+        raise ValueError(f"expected a list, found {found.ndim} dimensions")
+    if found.dtype != object or not found.size:
+        return found
+    none = np.array([item is None or item != item for item in found]) | np.ma.getmaskarray(found)
+    whole = np.array([0 if hole else item for item, hole in zip(found, none, strict=True)])
+    return np.ma.masked_array(whole, none)
 
-    data: npt.NDArray[Any]
-    holes: npt.NDArray[np.bool_] | None
 
-    def mask(self) -> npt.NDArray[np.bool_]:
-        return np.zeros(len(self.data), bool) if self.holes is None else self.holes
-
-
-def _elements(value: Any) -> _Elements:
-    holes = np.ma.getmaskarray(value) if isinstance(value, np.ma.MaskedArray) else None
-    data = np.asarray(value)
-    if data.ndim != 1:
-        raise ValueError(f"expected a list, found {data.ndim} dimensions")
-    if not data.size:
-        return _Elements(np.empty(0, np.int8), None)
-    if data.dtype == object:
-        none = np.array([item is None or item != item for item in data])
-        data = np.array([0 if hole else item for item, hole in zip(data, none, strict=True)])
-    elif data.dtype.kind == "f":
-        none = np.isnan(data)
-    elif holes is None:
-        return _Elements(data, None)
-    else:
-        none = np.zeros(len(data), bool)
-    if holes is not None:
-        none |= holes
-    return _Elements(np.where(none, data.dtype.type(0), data), none) if none.any() else _Elements(data, None)
+def _joined(parts: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """All elements in a row, and which of them are null; None if none is."""
+    if not parts:
+        return np.empty(0, np.int8), None
+    masked = any(kind is np.ma.MaskedArray for kind in set(map(type, parts)))
+    data = np.concatenate([np.ma.getdata(part) for part in parts] if masked else parts)
+    holes = np.isnan(data) if data.dtype.kind == "f" else None
+    if masked:
+        known = np.concatenate([np.ma.getmaskarray(part) for part in parts])
+        holes = known if holes is None else holes | known
+    if holes is None or not holes.any():
+        return data, None
+    return np.where(holes, data.dtype.type(0), data), holes
