@@ -10,7 +10,7 @@ from dflash.kernels.lm_head_draw import finite
 from dflash.kernels.race_noise import log_exponential, words_of_ids
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, DraftScratch, LowRank
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
-from dflash.kernels.round_slots import BLOCK, power
+from dflash.kernels.round_slots import BLOCK, power, row_stride
 from dflash.kernels.round_slots_triton import leave_top, merged_top
 from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, id_of_key, order_of_key, ordered, value_of
 
@@ -183,7 +183,7 @@ def launch_level(
     shared = {"TOP": power(top), "PDL": pdl, "launch_pdl": pdl}
     draft_tiles[(rows, tiles)](
         logits, *table, before, *scratch,
-        logits.stride(1), per, logits.shape[1], depth - 1, *hangs, logits.shape[2], rank,
+        row_stride(logits), per, logits.shape[1], depth - 1, *hangs, logits.shape[2], rank,
         BLOCK_V=BLOCK, RANK=power(rank) if rank else 0, num_warps=4, **shared,
     )  # fmt: skip
     draft_draw[(rows,)](

@@ -74,13 +74,19 @@ def power(count: int) -> int:
     return max(2, 1 << (count - 1).bit_length())
 
 
+def row_stride(logits: Tensor) -> int:
+    """Numbers between rows of `[lanes, rows, vocabulary]`; a dimension of one row may have any stride."""
+    return logits.stride(1) if logits.shape[1] > 1 else logits.stride(0)
+
+
 def check_logits(name: str, logits: Tensor, lanes: int) -> None:
     """Refuse logits that are not `[lanes, rows, vocabulary]` with vocabularies in one piece."""
     if logits.dim() != 3 or logits.shape[0] != lanes:
         raise ShapeRefused(name, f"[{lanes} lanes, rows, vocabulary]", logits.shape)
     if logits.dtype not in _FLOATS:
         raise DtypeRefused(name, "bfloat16, float16 or float32", logits.dtype, logits.shape)
-    if logits.stride(2) != 1 or logits.stride(0) != logits.shape[1] * logits.stride(1):
+    apart = lanes == 1 or logits.stride(0) == logits.shape[1] * row_stride(logits)
+    if logits.stride(2) != 1 or not apart:
         raise LayoutRefused(name, "rows at one distance", logits.stride(), logits.shape)
 
 

@@ -10,7 +10,7 @@ from dflash.kernels.lm_head_draw import finite
 from dflash.kernels.lm_head_merge import store_choice
 from dflash.kernels.race_noise import near_log_exponential, words_of_tile
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
-from dflash.kernels.round_slots import BLOCK, SlotColumns, SlotScratch, power
+from dflash.kernels.round_slots import BLOCK, SlotColumns, SlotScratch, power, row_stride
 from dflash.kernels.sort_keys import (
     NO_KEY,
     NO_ORDER,
@@ -207,12 +207,12 @@ def launch_slots(
     shared = {"TOP": power(top), "KIDS": kids, "PDL": pdl, "launch_pdl": pdl}
     judge_tiles[(rows, tiles)](
         logits, tokens, tree.depths, tree.children, *of_lanes, *scratch,
-        logits.stride(1), slots, logits.shape[1], tree.nodes, logits.shape[2], rows,
+        row_stride(logits), slots, logits.shape[1], tree.nodes, logits.shape[2], rows,
         BLOCK_V=BLOCK, num_warps=4, **shared,
     )  # fmt: skip
     merge_slots[(rows,)](
         logits, tokens, asked, tree.depths, tree.children, *of_lanes, *scratch, *out,
-        logits.stride(1), slots, logits.shape[1], tree.nodes, rows, tiles, top, tree.expanded, wanted,
+        row_stride(logits), slots, logits.shape[1], tree.nodes, rows, tiles, top, tree.expanded, wanted,
         SLOTS=power(tiles * power(top)), TILES=power(tiles), ASKED=power(wanted) if asked.numel() else 0,
         num_warps=8 if tiles > 64 else 4, **shared,
     )  # fmt: skip

@@ -19,6 +19,8 @@ from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Ordinals
 from dflash.engine.control import LaneControl
 from dflash.engine.dense import DensePass
+from dflash.engine.device_choice import choose_engine
+from dflash.engine.device_engine import DeviceEngine
 from dflash.engine.features import FeatureMode, Features, Fingerprint, default_taps
 from dflash.engine.header import RunSettings, build_header
 from dflash.engine.judge import Judge
@@ -73,6 +75,7 @@ class Session:
         left: The journal of a recording that broke off.
         memory: What it was estimated to take, once `fit` was asked.
         part: Which file of which run, where shards agreed on that.
+        rounds_remark: Why rounds go through the host where they were to run on the device.
     """
 
     def __init__(self, target: Target, settings: RecordSettings) -> None:
@@ -88,6 +91,7 @@ class Session:
         self._reader_left = False
         self._ordinals, self._order = Ordinals(), 0
         self.part: Part | None = None
+        self.rounds_remark: str | None = None
         self._wire()
 
     def _wire(self) -> None:
@@ -202,7 +206,9 @@ class Session:
             if len(kept):
                 conversations = (ResumedConversation(one, recorder, self.target) for one in conversations)
             sink: Sink = recorder
-            if watch_pace and settings.lanes == 1 and self.drafter.headers():
+            # a plain round would have to go between two that run on the device
+            on_device = isinstance(self.engine, DeviceEngine)
+            if watch_pace and settings.lanes == 1 and self.drafter.headers() and not on_device:
                 sink = PaceWatch(self.engine, recorder)
             try:
                 self._decode(conversations, sink, on_text, on_request)
@@ -316,16 +322,10 @@ class Session:
         )
         largest = self._largest
         dense = DensePass(self.trunk, self.drafter, judge, largest) if settings.dense else None
-        return Engine(
-            self.target,
-            self.trunk,
-            self.drafter,
-            LaneControl(settings.policy, largest, settings.lanes, settings.step_time),
-            context,
-            judge,
-            features,
-            dense,
-        )
+        control = LaneControl(settings.policy, largest, settings.lanes, settings.step_time)
+        parts = (self.target, self.trunk, self.drafter, control, context, judge, features, dense)
+        engine, self.rounds_remark = choose_engine(parts, settings)
+        return engine
 
     def _refuse_cuts(self) -> None:
         """Refuse cuts by a confidence that a drafter does not state."""

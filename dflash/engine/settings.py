@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dflash.drafters.base import DraftShape, ProposalKind
 from dflash.drafters.build import WITH_LAW, Part, check_quantisation, parse_drafter
@@ -53,6 +54,7 @@ class RecordSettings:
     target_impl: TargetImpl = "generic"
     draft_impl: TargetImpl = "generic"
     numerics: Mode = "fast"
+    rounds: Literal["auto", "host", "device"] = "auto"
     shard: Shard | None = None
 
     def __post_init__(self) -> None:

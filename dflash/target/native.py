@@ -63,16 +63,17 @@ class NativeTrunk(TrunkModel):
             return super()._call(batch, firsts, lanes, width, extent, last_only)
         self.native += 1
         tail = max(len(self.scratch[item.lane].ancestors) for item in batch)
-        padded, seen = self._padded(width), self._padded(tail)
+        padded, seen = self.padded(width), self.padded(tail)
         longest = max(scratch.length for scratch in self.scratch)
         if longest + seen > self.cache.capacity:
             self.cache.reserve(max(longest + seen, 2 * self.cache.capacity))
         output = self.graphs.run(
-            self._cache(), padded, seen, lambda inputs: self._fill(inputs, batch, firsts)
+            self.stores(), padded, seen, lambda inputs: self._fill(inputs, batch, firsts)
         )
         return [self._lane_rows(output, item, padded, last_only) for item in batch]
 
-    def _padded(self, rows: int) -> int:
+    def padded(self, rows: int) -> int:
+        """The width of steps for so many rows a lane."""
         if self.step.way.mode == "replay-exact":
             return WIDTHS[-1]
         return next(width for width in WIDTHS if width >= rows)
@@ -94,7 +95,7 @@ class NativeTrunk(TrunkModel):
         taps = None if output.taps is None else output.taps[start : start + count].clone()
         return Rows(logits[-1:].clone() if last_only else logits.clone(), taps)
 
-    def _cache(self) -> list[KeyValue]:
+    def stores(self) -> list[KeyValue]:
         """Keys and values of all layers, made before the first forward where need be."""
         sizes, like = self.step.sizes, self.step.embedding
         shape = (self.cache.lanes, sizes.kv_heads, self.cache.capacity, sizes.head)

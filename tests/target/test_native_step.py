@@ -244,7 +244,7 @@ def test_the_best_tokens_are_those_of_the_logits_ties_to_the_lowest_id() -> None
     logits = trunk.score([rows])[0].logits
     graphs = StepGraphs(LlamaStep("tiny", model, top=4, way=REFERENCE))
     with torch.inference_mode():
-        found = graphs.run(trunk._cache(), 8, 8, lambda inputs: trunk._fill(inputs, [rows], [0])).best
+        found = graphs.run(trunk.stores(), 8, 8, lambda inputs: trunk._fill(inputs, [rows], [0])).best
     torch.testing.assert_close(found.values, logits.topk(4).values, atol=2e-5, rtol=2e-4)
     torch.testing.assert_close(found.lse, logits.logsumexp(-1), atol=2e-5, rtol=2e-4)
     assert all(ids[:2] in ([3, 50], [10, 60]) for ids in found.ids.tolist())

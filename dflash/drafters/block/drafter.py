@@ -71,6 +71,11 @@ class BlockFamily(Drafter):
         self.cache.reset(lane)
         self._drafted = None
 
+    def moved(self, lane: int, length: int) -> None:
+        """Take notice of `length` context rows of a lane, which rounds on the device have written."""
+        self.cache.lengths[lane] = length
+        self._drafted = None
+
     @torch.inference_mode()
     def see(self, lane: int, states: Tensor) -> None:
         """Project the taps of newly committed tokens into every layer's keys and values."""

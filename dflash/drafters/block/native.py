@@ -122,12 +122,23 @@ class BlockStep:
     def append(self, lane: int, taps: Tensor, start: int, cache: Sequence[KeyValue]) -> None:
         """Project taps `[m, taps x target hidden]` into every layer's rows start, start + 1, … of a lane.
 
-        The fused rows are made in PyTorch; one launch a layer follows.
+        The fused rows are made in PyTorch.
         """
         self.reserve(cache[0].keys.shape[2])
         rows = self.model.context(taps)
         positions = torch.arange(start, start + len(rows), dtype=torch.int32, device=rows.device)
         places = torch.stack([torch.full_like(positions, lane), positions], 1)
+        self.project(rows, positions, places, cache)
+
+    def project(self, rows: Tensor, positions: Tensor, places: Tensor, cache: Sequence[KeyValue]) -> None:
+        """Write every layer's keys and values of context rows `[m, hidden]`, one launch a layer.
+
+        Args:
+            rows: of `BlockDrafter.context`.
+            positions: int32 `[m]`.
+            places: int32 `[m, 2]`: lane and cache row; lane -1 stores nothing.
+            cache: one a layer, for all lanes.
+        """
         for layer, store in zip(self.layers, cache, strict=True):
             qkv_rope(
                 rows, layer.qkv[self._queries :], None, self.rotary, positions, places, *store,

@@ -1,0 +1,157 @@
+"""A device round's record: one flat buffer that holds all that the lanes' rows are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dflash.engine.features import FINGERPRINT
+from dflash.kernels.round_lanes import RoundTree
+
+Arrays = dict[str, NDArray[Any]]
+
+STARTED, DRAFTED, VERIFIED, ENDED = range(4)
+_ALIGN = 4
+# bfloat16 has no numpy type: its bits do
+_NUMPY = {
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float32: np.float32,
+    torch.bfloat16: np.uint16,
+}
+
+
+class Field(NamedTuple):
+    """One tensor of a record."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def words(self) -> int:
+        """32-bit words, rounded up so that the next field starts on 16 bytes."""
+        words = -(-prod(self.shape) * self.dtype.itemsize // 4)
+        return -(-words // _ALIGN) * _ALIGN
+
+
+class RecordSizes(NamedTuple):
+    """What a record's size depends on besides its tree."""
+
+    lanes: int
+    top: int
+    """Target logits a slot."""
+    draft_top: int
+    """Draft logits an expanded slot."""
+    taps: int
+    """Numbers of tapped hidden states a token; 0 for no fingerprints."""
+    features: bool
+    """Whether the hidden states themselves are kept."""
+
+
+def record_fields(sizes: RecordSizes, tree: RoundTree) -> dict[str, Field]:
+    """Fields of a record, in order; by lane but for `times`."""
+    nodes, slots, kept = tree.nodes, tree.nodes + 1, tree.length + 1
+    seen = (tree.expanded, sizes.draft_top)
+    tokens = {"path": (nodes,), "node_token": (nodes,), "node_rank": (nodes,), "draft_ids": seen}
+    integers = dict.fromkeys(("live", "length", "anchor", "count", "bonus", "emitted", "reason"), ())
+    integers |= tokens | {"slot_ids": (slots, sizes.top), "choice": (slots,)}
+    node_floats = ("log_q", "draft_gap", "margin", "confidence", "node_logit", "node_mass")
+    floats = dict.fromkeys(node_floats, (nodes,))
+    floats |= dict.fromkeys(("choice_logit", "gap", "lse", "lse_p", "entropy"), (slots,))
+    floats |= {"draft_lse": seen[:1], "draft_logits": seen, "draft_target": seen}
+    floats |= {"slot_logits": (slots, sizes.top)}
+    if sizes.taps:
+        floats["fingerprint"] = (kept, FINGERPRINT)
+    fields = {"times": Field(torch.int64, (4,))}
+    for dtype, shapes in ((torch.int32, integers), (torch.float32, floats)):
+        fields |= {name: Field(dtype, (sizes.lanes, *shape)) for name, shape in shapes.items()}
+    if sizes.features:
+        fields["features"] = Field(torch.bfloat16, (sizes.lanes, kept, sizes.taps))
+    return fields
+
+
+def record_words(fields: Mapping[str, Field]) -> int:
+    """Words of a record."""
+    return sum(field.words for field in fields.values())
+
+
+def tensors_of(flat: Tensor, fields: Mapping[str, Field]) -> dict[str, Tensor]:
+    """The fields of a record `[words]` int32, as views."""
+    views, start = {}, 0
+    for name, (dtype, shape) in fields.items():
+        end = start + -(-prod(shape) * dtype.itemsize // 4)
+        views[name] = flat[start:end].view(dtype)[: prod(shape)].view(shape)
+        start += fields[name].words
+    return views
+
+
+def arrays_of(flat: NDArray[np.int32], fields: Mapping[str, Field]) -> Arrays:
+    """The same of a record in host memory."""
+    views, start = {}, 0
+    for name, (dtype, shape) in fields.items():
+        end = start + -(-prod(shape) * dtype.itemsize // 4)
+        views[name] = flat[start:end].view(_NUMPY[dtype])[: prod(shape)].reshape(shape)
+        start += fields[name].words
+    return views
+
+
+class _Slot(NamedTuple):
+    """Where one record waits for the host."""
+
+    staged: Tensor
+    pinned: Tensor
+    ready: torch.cuda.Event
+
+
+class RecordRing:
+    """Takes a round's record off the device while later rounds run; the host reads it when it likes.
+
+    Copies run on a stream of their own, into pinned memory. A record must be read before `slots` more are
+    pushed.
+    """
+
+    def __init__(self, record: Tensor, fields: Mapping[str, Field], slots: int = 4) -> None:
+        self.record = record
+        self.fields = fields
+        self._pushed = 0
+        self._slots: list[_Slot] = []
+        self._waiting: dict[int, Tensor] = {}
+        self._count = slots
+        if record.is_cuda:
+            self._stream = torch.cuda.Stream(record.device)
+            self._slots = [self._slot() for _ in range(slots)]
+
+    def _slot(self) -> _Slot:
+        pinned = torch.empty(self.record.shape, dtype=self.record.dtype, pin_memory=True)
+        return _Slot(torch.empty_like(self.record), pinned, torch.cuda.Event())
+
+    def push(self) -> int:
+        """Queue the copy of the record as it will be after the work queued so far; returns its ticket."""
+        ticket, self._pushed = self._pushed, self._pushed + 1
+        if not self._slots:
+            self._waiting[ticket] = self.record.clone()
+            return ticket
+        slot = self._slots[ticket % self._count]
+        current = torch.cuda.current_stream(self.record.device)
+        # the copy before last out of this slot has long ended
+        current.wait_event(slot.ready)
+        slot.staged.copy_(self.record)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            slot.pinned.copy_(slot.staged, non_blocking=True)
+            slot.ready.record(self._stream)
+        return ticket
+
+    def read(self, ticket: int) -> Arrays:
+        """Wait for a record; the arrays are the caller's."""
+        if self._slots:
+            slot = self._slots[ticket % self._count]
+            slot.ready.synchronize()
+            return arrays_of(slot.pinned.numpy().copy(), self.fields)
+        return arrays_of(self._waiting.pop(ticket).numpy(), self.fields)

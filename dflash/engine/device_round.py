@@ -1,0 +1,305 @@
+"""One speculative round of all lanes without the host: drafted, verified, accepted, committed, recorded.
+
+On a GPU the whole round is one CUDA graph; with `impl="reference"` the same steps run anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dflash.drafters.block.drafter import BlockFamily
+from dflash.drafters.block.native import BlockStep
+from dflash.engine.device_plan import RoundPlan, draft_law, draft_top, ids_of
+from dflash.engine.device_record import (
+    DRAFTED,
+    ENDED,
+    STARTED,
+    VERIFIED,
+    RecordRing,
+    RecordSizes,
+    record_fields,
+    record_words,
+    tensors_of,
+)
+from dflash.engine.lane import Lane
+from dflash.kernels.accept_tree import Accepted, accept_tree
+from dflash.kernels.philox import word_bits
+from dflash.kernels.round_draft import DraftColumns, DraftScratch, LowRank, draft_level
+from dflash.kernels.round_finish import RoundEnd, round_finish
+from dflash.kernels.round_inputs import RoundStart, RowInputs, round_inputs
+from dflash.kernels.round_lanes import RoundLanes, RoundTree
+from dflash.kernels.round_rows import RowStores, keep_rows
+from dflash.kernels.round_slots import SlotColumns, SlotScratch, target_slots
+from dflash.kernels.round_stamp import stamp
+from dflash.target.native import NativeTrunk
+from dflash.target.native_layers import KeyValue, StepSpace
+from dflash.target.step_graphs import capture
+
+
+def _rows_of(space: StepSpace) -> RowInputs:
+    """A step's inputs by lane."""
+    inputs = space.inputs
+    lanes = len(inputs.lengths)
+    by_lane = inputs.tokens.view(lanes, -1), inputs.positions.view(lanes, -1)
+    return RowInputs(*by_lane, inputs.places.view(lanes, -1, 2), inputs.lengths)
+
+
+class DraftPart:
+    """Drafting on the device: the block, its head, and the tree drawn level by level."""
+
+    def __init__(
+        self, drafter: BlockFamily, step: BlockStep, plan: RoundPlan, tree: RoundTree, lanes: int
+    ) -> None:
+        self.model, self.step, self.tree = drafter.model, step, tree
+        self.law, self.ids = draft_law(drafter), ids_of(drafter)
+        self.first_slot = drafter.config.first_slot
+        head = drafter.model.markov_head
+        self.bias = None if head is None else LowRank(head.markov_w1.weight.data, head.markov_w2.weight.data)
+        # a learned mask takes the place of any token's embedding, and its id may be in no table
+        learned = drafter.model.mask_embedding is not None
+        self.mask_token = -1 if learned else drafter.config.mask_token
+        device = step.layers[0].norm.device
+        candidates = drafter.config.draft_vocabulary or drafter.config.vocabulary
+        top = draft_top(drafter, plan.store_topk)
+        self.scratch = DraftScratch.make(lanes * tree.branches, candidates, top, device)
+        self._anchors_before = tree.branches
+
+    def run(
+        self, space: StepSpace, cache: Sequence[KeyValue], lanes: RoundLanes, out: DraftColumns,
+        confidence: Tensor,
+    ) -> None:  # fmt: skip
+        """Draft every lane's tree; confidences go to `[lanes, nodes]`."""
+        way, length = self.step.way, self.tree.length
+        hidden = self.step.run(space, cache).hidden
+        hidden = hidden[:, self.first_slot : self.first_slot + length]
+        logits = self.model.logits(hidden)
+        for depth in range(1, length + 1):
+            draft_level(
+                logits, depth, self.bias, self.law, self.tree, lanes, out, ids=self.ids,
+                scratch=self.scratch, impl=way.impl, pdl=way.pdl,
+            )  # fmt: skip
+        if self.model.confidence_head is not None:
+            confidence.copy_(self._confidence(hidden, lanes, out))
+
+    def _confidence(self, hidden: Tensor, lanes: RoundLanes, out: DraftColumns) -> Tensor:
+        """What each node is expected to be accepted with, `[lanes, nodes]`."""
+        branches, head = self.tree.branches, self.model.confidence_head
+        rows = hidden.repeat_interleave(branches, dim=1) if branches > 1 else hidden
+        known = None
+        if self.model.markov_head is not None:
+            anchors = lanes.anchors[:, None].expand(-1, branches)
+            before = torch.cat([anchors, out.tokens[:, : self.tree.nodes - branches]], dim=1)
+            known = functional.embedding(before.clamp_min(0), self.model.markov_head.markov_w1.weight)
+        return head(rows, known).sigmoid()
+
+
+@dataclass(slots=True)
+class _Built:
+    """Buffers of rounds over caches that stay where they are, and their graph."""
+
+    key: tuple[int, ...]
+    verify: StepSpace
+    cache: list[KeyValue]
+    block: StepSpace | None
+    context: list[KeyValue]
+    stores: RowStores
+    holds: Any
+    """What a graph reads by address besides."""
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class DeviceRound:
+    """Rounds of all lanes of an engine on the device.
+
+    The host says which request a lane holds (`open`, `close`), queues rounds (`launch`) and reads their
+    records (`read`) as late as it likes. On the device a lane stops by itself at an end-of-text token or at
+    its last token.
+
+    Attributes:
+        lanes: what the device knows of the requests.
+        tree: what every lane drafts.
+    """
+
+    def __init__(
+        self, trunk: NativeTrunk, drafter: BlockFamily | None, plan: RoundPlan, eos: Sequence[int]
+    ) -> None:
+        self.trunk, self.drafter, self.plan = trunk, drafter, plan
+        self.way = trunk.step.way
+        count, device = trunk.cache.lanes, trunk.device
+        self.lanes = RoundLanes.make(count, device)
+        self.tree = RoundTree.make(plan.shape.length, plan.shape.branches, count, device)
+        self.eos = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
+        self.width = trunk.padded(self.tree.nodes + 1)
+        taps = len(trunk.taps) * int(trunk.config.hidden_size)
+        drawn = draft_top(drafter, plan.store_topk) if drafter is not None and self.tree.nodes else 2
+        sizes = RecordSizes(count, plan.top, drawn, 0 if plan.projection is None else taps, plan.features)
+        self.fields = record_fields(sizes, self.tree)
+        self.record = torch.zeros(record_words(self.fields), dtype=torch.int32, device=device)
+        self.view = tensors_of(self.record, self.fields)
+        self.view["confidence"].fill_(torch.nan)
+        self.ring = RecordRing(self.record, self.fields)
+        self.draft = self._draft_part(count)
+        rows, kids = count * (self.tree.nodes + 1), self.tree.branches if self.tree.nodes else 0
+        self.slot_scratch = SlotScratch.make(rows, trunk.vocabulary, plan.top, kids, device)
+        self._end = self._round_end(count, device)
+        self._built: _Built | None = None
+
+    def _draft_part(self, lanes: int) -> DraftPart | None:
+        if self.drafter is None or not self.tree.nodes or self.drafter.native is None:
+            return None
+        return DraftPart(self.drafter, self.drafter.native, self.plan, self.tree, lanes)
+
+    def _round_end(self, count: int, device: torch.device) -> RoundEnd:
+        kept, view = self.tree.length + 1, self.view
+        shapes = ((count, kept), torch.int64), ((count, kept), torch.int32), ((count, kept, 2), torch.int32)
+        room = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        said = [view[name] for name in ("count", "path", "bonus", "emitted", "reason")]
+        return RoundEnd(*said, *room)
+
+    def open(self, lane: Lane) -> None:
+        """Let a lane decode on from the newest token of its trunk."""
+        index, request, lanes = lane.index, lane.request, self.lanes
+        temperature = request.sampling.temperature
+        drawn = 0.0 if self.drafter is None else self.drafter.sampling_at(temperature).temperature
+        lanes.lengths[index] = len(lane.trunk) - 1
+        lanes.anchors[index] = lane.trunk[-1]
+        lanes.left[index] = request.max_new_tokens - len(lane.output)
+        lanes.temperatures[index] = temperature
+        lanes.draft_temperatures[index] = drawn
+        for word, bits in enumerate(word_bits(torch.tensor(request.key)).tolist()):
+            lanes.keys[index, word] = bits
+        lanes.live[index] = 1
+
+    def close(self, index: int) -> None:
+        """Let a lane rest."""
+        self.lanes.live[index] = 0
+
+    def launch(self, longest: int) -> int:
+        """Queue a round; returns the ticket of its record.
+
+        Args:
+            longest: tokens of the longest trunk, as far as the host knows, by one round at most.
+        """
+        built = self._ready(longest)
+        if built.graph is None:
+            self._compute(built)
+        else:
+            built.graph.replay()
+        return self.ring.push()
+
+    def _ready(self, longest: int) -> _Built:
+        """Rounds over caches with room for what this round and the one before write."""
+        ahead = longest + 2 * (self.tree.length + 1)
+        cache = self.trunk.cache
+        if ahead + self.width > cache.capacity:
+            cache.reserve(max(ahead + self.width, 2 * cache.capacity))
+        pairs, context = self.trunk.stores(), []
+        if self.draft is not None and self.drafter is not None:
+            context = self.drafter.cache.whole(ahead + self.drafter.config.block_size)
+        key = (cache.capacity, *(pair.keys.data_ptr() for pair in (*pairs[:1], *context[:1])))
+        if self._built is None or self._built.key != key:
+            # the graph before may still run on what it holds
+            if self.record.is_cuda:
+                torch.cuda.synchronize(self.record.device)
+            self._built = self._build(key, pairs, context)
+        return self._built
+
+    @torch.inference_mode()
+    def _build(self, key: tuple[int, ...], cache: list[KeyValue], context: list[KeyValue]) -> _Built:
+        count, step = len(self.lanes.live), self.trunk.step
+        step.reserve(cache[0].keys.shape[2])
+        verify = step.space(count, self.width, self.width, cache)
+        verify.inputs.words.copy_(self.tree.row_words(self.width))
+        block, holds = None, [step.rotary]
+        if self.draft is not None:
+            own, size = self.draft.step, self.draft.step.config.block_size
+            own.reserve(context[0].keys.shape[2])
+            block = own.space(count, size, size, context)
+            causal = [(2 << row) - 1 for row in range(size)]
+            block.inputs.words.copy_(torch.tensor(causal).expand(count, -1))
+            holds.append(own.rotary)
+        stores = RowStores.of([tensor for pair in cache for tensor in pair])
+        built = _Built(key, verify, cache, block, context, stores, holds)
+        if self.record.is_cuda and self.way.impl == "triton" and not self.plan.eager:
+            built.graph = self._captured(built)
+        return built
+
+    def _captured(self, built: _Built) -> torch.cuda.CUDAGraph:
+        """The graph of a round; the trial runs that come with it find no live lane."""
+        live = self.lanes.live.clone()
+        self.lanes.live.zero_()
+        graph, _ = capture(lambda: self._compute(built))
+        self.lanes.live.copy_(live)
+        return graph
+
+    @torch.inference_mode()
+    def _compute(self, built: _Built) -> None:
+        """Queue one round's launches; nothing here waits for the device."""
+        view, tree, lanes = self.view, self.tree, self.lanes
+        way = {"impl": self.way.impl, "pdl": self.way.pdl}
+        verify = _rows_of(built.verify)
+        start = RoundStart(view["live"], view["length"], view["anchor"])
+        stamp(view["times"], STARTED, **way)
+        block = None if built.block is None else _rows_of(built.block)
+        mask_token = 0 if self.draft is None else self.draft.mask_token
+        round_inputs(lanes, tree, verify, block, mask_token, start, **way)
+        if self.draft is not None and built.block is not None:
+            columns = self._draft_columns(verify)
+            self.draft.run(built.block, built.context, lanes, columns, view["confidence"])
+        stamp(view["times"], DRAFTED, **way)
+        output = self.trunk.step.run(built.verify, built.cache)
+        accepted = self._judge(output.logits, built)
+        stamp(view["times"], VERIFIED, **way)
+        round_finish(view["node_token"], accepted, self.eos, tree, lanes, self.width, self._end, **way)
+        self._commit(built, output.taps)
+        stamp(view["times"], ENDED, **way)
+
+    def _draft_columns(self, verify: RowInputs) -> DraftColumns:
+        names = ("node_token", "node_rank", "log_q", "draft_gap", "margin", "draft_lse", "draft_ids")
+        return DraftColumns(*(self.view[name] for name in (*names, "draft_logits")), verify.tokens)
+
+    def _judge(self, logits: Tensor | None, built: _Built) -> Accepted:
+        """The target's columns, and the path that the rule accepts."""
+        if logits is None:
+            raise RuntimeError("a device round needs a step that leaves logits")
+        view, tree, impl = self.view, self.tree, self.way.impl
+        names = ("slot_ids", "slot_logits", "choice", "choice_logit", "gap", "lse", "lse_p", "entropy")
+        columns = SlotColumns(*(view[name] for name in (*names, "node_logit", "node_mass", "draft_target")))
+        target_slots(
+            logits.unflatten(0, (len(self.lanes.live), -1)), view["node_token"], view["draft_ids"], tree,
+            self.lanes, columns, scratch=self.slot_scratch, impl=impl, pdl=self.way.pdl,
+        )  # fmt: skip
+        choices = view["slot_ids"][..., 0].contiguous() if self.plan.by_argmax else view["choice"]
+        if tree.nodes:
+            return accept_tree(view["node_token"], tree.parents, tree.words, choices, impl=impl)
+        none = torch.zeros_like(view["count"])
+        return Accepted(none, view["path"], choices.flatten(), none)
+
+    def _commit(self, built: _Built, taps: Tensor | None) -> None:
+        """Move accepted rows to the trunk's end; give their hidden states to the drafter and the record."""
+        view, end = self.view, self._end
+        if self.tree.branches > 1:
+            keep_rows(
+                built.stores, view["path"], view["length"], kept=self.tree.length, impl=self.way.impl,
+                pdl=self.way.pdl,
+            )  # fmt: skip
+        if taps is None:
+            return
+        kept = taps.index_select(0, end.rows.flatten())
+        if self.draft is not None:
+            rows = self.draft.model.context(kept.to(self.draft.model.fc.weight.dtype))
+            self.draft.step.project(rows, end.positions.flatten(), end.places.flatten(0, 1), built.context)
+        if self.plan.projection is not None:
+            torch.mm(kept.float(), self.plan.projection, out=view["fingerprint"].flatten(0, 1))
+        if self.plan.features:
+            view["features"].copy_(kept.view_as(view["features"]))
+
+    def read(self, ticket: int) -> Any:
+        """Wait for a round's record."""
+        return self.ring.read(ticket)

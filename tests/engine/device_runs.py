@@ -1,0 +1,67 @@
+"""A tiny target and block drafters that the native kernels take, and two recordings compared row by row."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import block_models
+import numpy as np
+import torch
+import transformers as tf
+
+from dflash.drafters.block.config import LayerMask
+from dflash.draftfile.columns import COLUMNS
+
+WIDE = {"head_dim": 64, "heads": 3, "kv_heads": 1, "layers": (LayerMask(), LayerMask())}
+LIKELY = (40, 50, 60, 70, 80, 90)
+LASTING = [column.name for column in COLUMNS if not column.volatile]
+
+
+def native_target(tiny: Any, seed: int = 0, kind: str = "llama") -> Any:
+    """The tiny target with heads that the kernels take."""
+    torch.manual_seed(seed)
+    facts = copy.deepcopy(tiny.model.config).to_dict() | {"head_dim": 64}
+    if kind == "qwen3":
+        facts |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+        model = tf.Qwen3ForCausalLM(tf.Qwen3Config(**facts))
+    else:
+        model = tf.LlamaForCausalLM(tf.LlamaConfig(**facts))
+    model = model.to(tiny.dtype).eval().requires_grad_(False)
+    # few tokens are likely, so that random drafts are accepted now and then
+    model.lm_head.weight.data[list(LIKELY)] *= 30.0
+    return replace(tiny, model=model.to(tiny.device))
+
+
+def write_drafter(target: Any, folder: Path, kind: str, **given: Any) -> str:
+    """A random drafter's folder, as `--drafter` names it."""
+    model = block_models.drafter(target.model, kind, **({"seed": 8} | WIDE | given))
+    block_models.write_block(model, folder, target.model.config.num_hidden_layers)
+    return block_models.named(kind, folder)
+
+
+def same_rows(
+    found: list[dict[str, Any]], expected: list[dict[str, Any]], atol: float = 2e-4, rtol: float = 1e-4
+) -> None:
+    """Every lasting column of every row, floats within a tolerance."""
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        where = (mine["request_id"], mine["kind"], mine["round"])
+        for name in LASTING:
+            same_values(mine.get(name), theirs.get(name), f"{where} {name}", atol, rtol)
+
+
+def same_values(mine: Any, theirs: Any, where: str, atol: float, rtol: float) -> None:
+    """One value of a column, or one list of them."""
+    if not isinstance(theirs, list) or not isinstance(mine, list):
+        numbers = isinstance(mine, float) and isinstance(theirs, float)
+        assert np.isclose(mine, theirs, atol=atol, rtol=rtol) if numbers else mine == theirs, where
+        return
+    assert [value is None for value in mine] == [value is None for value in theirs], where
+    one, other = (np.array([value for value in side if value is not None]) for side in (mine, theirs))
+    if one.dtype.kind == "f":
+        np.testing.assert_allclose(one, other, atol=atol, rtol=rtol, err_msg=where)
+    else:
+        assert one.tolist() == other.tolist(), where
