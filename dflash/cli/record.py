@@ -178,6 +178,12 @@ _LIMIT = 2**31 - 1
     metavar="I/N",
     help="Answer every N-th prompt of the list, from the I-th on, counted from 0; N such files are one run.",
 )
+@click.option(
+    "--metrics",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Keep what the run is doing there, as Prometheus text, new every 5 seconds.",
+)
 @click.option("--no-host", is_flag=True, help="Keep no machine name in the file.")
 @click.option(
     "--sync-seconds",

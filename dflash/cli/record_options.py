@@ -81,6 +81,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         draft_impl=options["draft_impl"],
         numerics=options["numerics"],
         shard=shard,
+        metrics=options["metrics"],
         step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,
     )
 

@@ -21,9 +21,11 @@ from dflash.engine.features import bytes_a_token
 from dflash.engine.free_memory import free_memory
 from dflash.engine.lane import Lane
 from dflash.engine.memory import CONTEXT, size
+from dflash.engine.metrics import MetricsUnwritable
 from dflash.engine.output import check_output
 from dflash.engine.pace import Verdict
-from dflash.engine.session import Recording, Session, summary
+from dflash.engine.recording import Recording, summary
+from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
 from dflash.target.catalogue import DEFAULT
@@ -48,9 +50,11 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     if source.stream and settings.shard is not None:
         raise StreamOfShards()
     source.check(options["skip_bad"])
-    refuse_as_output([settings.output], _read(settings, prompt_file, options["cost"]))
+    refuse_as_output([settings.output, settings.metrics], _read(settings, prompt_file, options["cost"]))
     if settings.output.parent == options["output"]:
         settings.output.parent.mkdir(exist_ok=True)
+    if settings.metrics is not None and not settings.metrics.parent.is_dir():
+        raise MetricsUnwritable(settings.metrics, "there is no such folder")
     found = check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
     if settings.resume and not found:
         talk(f"nothing to resume: there is no recording of {settings.output} yet, so all of it is run")
@@ -173,6 +177,8 @@ def _idle() -> bool:
 
 
 def _close(recording: Recording, as_json: bool) -> int:
+    if recording.unwritten is not None:
+        warn(f"the last metrics could not be written: {recording.unwritten}")
     for error in recording.lost:
         warn(f"left out: {error}")
     document = summary(recording)

@@ -60,6 +60,9 @@ class Engine:
     control may change it from round to round.
 
     A lane that finishes takes the next request. The same code runs one lane on a laptop and many on a GPU.
+
+    Attributes:
+        wasted_rounds: Rounds that were begun after their request had ended, and discarded.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Engine:
         self.judge = judge
         self.features = features
         self.dense = dense
+        self.wasted_rounds = 0
         self._step = 0
 
     def run(

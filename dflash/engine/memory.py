@@ -87,7 +87,8 @@ class WeightsTooLarge(DflashError):
 class RanOutOfMemory(DflashError):
     """Memory ran out in the middle of a recording."""
 
-    def __init__(self, reason: str, lanes: int, kept: bool) -> None:
+    def __init__(self, error: BaseException, lanes: int, kept: bool) -> None:
+        reason = str(error).splitlines()[0] if str(error) else "the host has none left"
         told = f"Memory ran out with {lanes} {'lane' if lanes == 1 else 'lanes'} ({reason})"
         fewer = f"--lanes {lanes // 2} --resume" if lanes > 1 else "--resume, once more of it is free,"
         advice = f"every round until then is kept, and the same command with {fewer} goes on"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash.draftfile.journal import Journal, journal_path, refuse_journal
 from dflash.draftfile.publish import Publication, beside
 from dflash.draftfile.resume import Kept, carry_over, find_earlier, require_same_header
+from dflash.draftfile.writer import DraftFileWriter
+from dflash.engine.recorder import Recorder
+from dflash.engine.settings import RecordSettings
 
 
 class Part(NamedTuple):
@@ -70,3 +75,20 @@ def start_journal(
         journal.delete()
         raise
     return journal, kept
+
+
+@contextmanager
+def open_recorder(
+    settings: RecordSettings, header: Mapping[str, Any], part: Part | None, features: bool
+) -> Iterator[Recorder]:
+    """A recorder of one run, its output and its journal; without `part` the run is that file alone.
+
+    Raises:
+        WriteError: The output or the journal cannot be written.
+        ResumeRefused: What is to be gone on with was made under other settings.
+    """
+    part = part or Part(secrets.token_hex(8), 0, 1)
+    choice = {"overwrite": settings.overwrite, "resume": settings.resume}
+    with DraftFileWriter(settings.output, header, **part._asdict(), overwrite=any(choice.values())) as writer:
+        journal, kept = start_journal(settings.output, header, part, settings.sync_seconds, **choice)
+        yield Recorder(writer, journal, kept, keep_text=settings.keep_text, features=features)

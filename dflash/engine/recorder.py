@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -77,6 +77,20 @@ class Totals:
         self.finish[reason] = self.finish.get(reason, 0) + 1
 
 
+class Pressure(NamedTuple):
+    """How far a recorder is behind, and for how long decoding had to wait for it.
+
+    Attributes:
+        rows, bytes: What it has still to take.
+        capacity: Bytes at which decoding waits.
+    """
+
+    blocked_seconds: float = 0.0
+    rows: int = 0
+    bytes: int = 0
+    capacity: int = 0
+
+
 class Recorder:
     """A sink of the engine that writes a draft file, and its journal until the file is there.
 
@@ -104,6 +118,11 @@ class Recorder:
         self._names: set[str] = set()
         self._journal_names = set(kept.names)
         self._next = 0
+
+    @property
+    def pressure(self) -> Pressure:
+        """None: rows are taken at once."""
+        return Pressure()
 
     def opened(self, lane: Lane) -> None:
         """Start the rows of a lane's request."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from dflash.drafters.base import Drafter, DraftShape
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.build import DraftSettings, build_drafter
-from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.chat import ChatConversation, Ordinals
 from dflash.engine.control import LaneControl
 from dflash.engine.dense import DensePass
@@ -27,11 +25,13 @@ from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Conversation, Engine, Sink
 from dflash.engine.memory import Free, MemoryEstimate, RanOutOfMemory, estimate
-from dflash.engine.output import Part, start_journal
-from dflash.engine.pace import PaceWatch, Verdict
+from dflash.engine.metrics import Metrics
+from dflash.engine.output import Part, open_recorder
+from dflash.engine.pace import PaceWatch
 from dflash.engine.prompt import Prompt
 from dflash.engine.prompt_errors import PromptError
-from dflash.engine.recorder import Recorder, Totals
+from dflash.engine.recorder import Recorder
+from dflash.engine.recording import Recording
 from dflash.engine.resume import ResumedConversation
 from dflash.engine.settings import RecordSettings
 from dflash.engine.shard import PromptsDigest, Shard, run_id_of
@@ -45,19 +45,6 @@ from dflash.target.native_layers import Way
 from dflash.target.noise import TargetNoise
 
 Entry = Prompt | PromptError
-
-
-@dataclass(slots=True)
-class Recording:
-    """What a session left behind."""
-
-    published: Published
-    totals: Totals
-    seconds: float
-    interrupted: bool
-    lost: list[PromptError] = field(default_factory=list)
-    pace: Verdict | None = None
-    memory: dict[str, Any] | None = None
 
 
 class Survey(NamedTuple):
@@ -191,49 +178,62 @@ class Session:
             BrokenPipeError: The reader of the streamed text left; the file is finished first.
             RanOutOfMemory: All that was recorded is in the journal.
         """
-        settings = self.settings
-        header = self.header
-        part = self.part or Part(secrets.token_hex(8), 0, 1)
-        started = perf_counter()
-        choice = {"overwrite": settings.overwrite, "resume": settings.resume}
-        with DraftFileWriter(
-            settings.output, header, **part._asdict(), overwrite=any(choice.values())
-        ) as writer:
-            journal, kept = start_journal(settings.output, header, part, settings.sync_seconds, **choice)
-            recorder = self._recorder = Recorder(
-                writer, journal, kept, keep_text=settings.keep_text, features=bool(self.taps)
-            )
-            if len(kept):
-                conversations = (ResumedConversation(one, recorder, self.target) for one in conversations)
-            sink: Sink = recorder
+        settings, started = self.settings, perf_counter()
+        with open_recorder(settings, self.header, self.part, bool(self.taps)) as recorder:
+            self._recorder = recorder
+            conversations = self._resumed(conversations, recorder)
+            metrics = self._metrics(recorder)
+            sink: Sink = metrics or recorder
             # a plain round would have to go between two that run on the device
             on_device = isinstance(self.engine, DeviceEngine)
             if watch_pace and settings.lanes == 1 and self.drafter.headers() and not on_device:
-                sink = PaceWatch(self.engine, recorder)
+                sink = PaceWatch(self.engine, sink)
             try:
+                if metrics:
+                    metrics.begin()
                 self._decode(conversations, sink, on_text, on_request)
                 interrupted = self.stop.is_set()
                 published = recorder.finish("interrupted" if interrupted else "finished")
             except (torch.OutOfMemoryError, MemoryError) as error:
                 self.left = recorder.leave()
-                reason = str(error).splitlines()[0] if str(error) else "the host has none left"
-                raise RanOutOfMemory(reason, settings.lanes, self.left is not None) from error
+                raise RanOutOfMemory(error, settings.lanes, self.left is not None) from error
             except BaseException:
                 self.left = recorder.leave()
                 raise
             finally:
+                if metrics:
+                    metrics.write()
                 self._recorder = None
         if self._reader_left:
             raise BrokenPipeError
-        pace = sink.verdict() if isinstance(sink, PaceWatch) else None
-        memory = None if self.memory is None else self.memory.facts()
-        seconds = perf_counter() - started
-        return Recording(published, recorder.totals, seconds, interrupted, self.lost, pace, memory)
+        return Recording(
+            published,
+            recorder.totals,
+            perf_counter() - started,
+            interrupted,
+            self.lost,
+            sink.verdict() if isinstance(sink, PaceWatch) else None,
+            metrics.failed if metrics else None,
+            self.memory.facts() if self.memory else None,
+        )
+
+    def _resumed(self, conversations: Iterable[Conversation], recorder: Recorder) -> Iterable[Conversation]:
+        if not len(recorder.kept):
+            return conversations
+        return (ResumedConversation(one, recorder, self.target) for one in conversations)
 
     def sync(self) -> None:
         """Make what was recorded so far survive a power cut: nothing will be recorded for a while."""
         if self._recorder is not None:
             self._recorder.sync()
+
+    def _metrics(self, recorder: Recorder) -> Metrics | None:
+        """What keeps the file of metrics, if there is to be one."""
+        path, shard = self.settings.metrics, self.settings.shard
+        if path is None:
+            return None
+        labels = {} if shard is None else {"shard": f"{shard.index}/{shard.count}"}
+        return Metrics(recorder, path, lambda: recorder.pressure, lambda: self.engine.wasted_rounds, labels)
 
     def _decode(
         self,
@@ -362,32 +362,3 @@ class Session:
             numerics=settings.numerics,
             shard=settings.shard,
         )
-
-
-def speed(recording: Recording) -> float:
-    """Committed tokens a second over the whole session, prefill included."""
-    totals = recording.totals
-    return (totals.emitted - totals.kept_tokens) / recording.seconds if recording.seconds else 0.0
-
-
-def summary(recording: Recording) -> dict[str, Any]:
-    """The facts of the closing line, as the `dflash.record/1` document has them."""
-    totals, published = recording.totals, recording.published
-    return {
-        "schema": "dflash.record/1",
-        "file": str(published.path),
-        "content_digest": published.content_digest,
-        "run_status": "interrupted" if recording.interrupted else "finished",
-        "requests": totals.requests,
-        "kept": totals.kept,
-        "unasked": totals.unasked,
-        "rounds": totals.rounds,
-        "tokens": totals.emitted,
-        "tau": totals.tau,
-        "seconds": recording.seconds,
-        "tokens_per_second": speed(recording),
-        "finish": totals.finish,
-        "lost": [str(error) for error in recording.lost],
-        "bytes": published.bytes,
-        "memory": recording.memory,
-    }

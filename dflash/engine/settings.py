@@ -56,6 +56,7 @@ class RecordSettings:
     numerics: Mode = "fast"
     rounds: Literal["auto", "host", "device"] = "auto"
     shard: Shard | None = None
+    metrics: Path | None = None
 
     def __post_init__(self) -> None:
         check_quantisation(self.parts, self.draft_quant)

@@ -16,6 +16,7 @@ from dflash.engine import free_memory, memory
 from dflash.engine.dense import DensePass
 from dflash.engine.loop import Engine
 from dflash.engine.memory import Free, MemoryEstimate, Part, TooLittleMemory
+from dflash.engine.recorder import Recorder
 from dflash.target.model import TrunkModel
 
 PARTS = (
@@ -154,7 +155,7 @@ def test_memory_that_runs_out_costs_no_round_and_fewer_lanes_go_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, failing)
-        row = record_run.Session.record.__globals__["Recorder"].row
+        row = Recorder.row
         patch.setattr(
             "dflash.engine.recorder.Recorder.row",
             lambda self, lane, found: (row(self, lane, found), recorded.append(found["kind"]))[0],
