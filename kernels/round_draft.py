@@ -213,14 +213,15 @@ def _store(
     values: Tensor, tree: RoundTree, lanes: RoundLanes, out: DraftColumns,
 ) -> None:  # fmt: skip
     score = score.gather(-1, rank)
-    left = torch.zeros_like(score[..., 0])
+    q = log_q.exp()
     for place in range(count):
         winner = rank[..., place]
         real = (score[..., place] > -torch.inf) & (before >= 0)
         first = (depth - 1) * tree.branches + (place if depth == 1 else 0)
         here = slice(first, first + before.shape[1])
         own = log_q.gather(-1, winner[..., None])[..., 0]
-        over = score[..., count] if count < score.shape[-1] else torch.full_like(left, -torch.inf)
+        over = score[..., count] if count < score.shape[-1] else torch.full_like(own, -torch.inf)
+        left = q.sum(-1).log() if place else torch.zeros_like(own)
         gap = torch.where(real & (over > -torch.inf), score[..., place] - over, torch.nan)
         token = torch.where(real, tokens.gather(-1, winner[..., None])[..., 0], -1)
         drawn = (lanes.draft_temperatures > 0)[:, None]
@@ -228,4 +229,4 @@ def _store(
         out.log_q[:, here] = torch.where(drawn & real, (own - left).clamp_max(0.0), 0.0).float()
         out.gaps[:, here], out.margins[:, here] = gap.float(), values[..., 0] - values[..., 1]
         out.rows[:, first + 1 : first + 1 + before.shape[1]] = token.clamp_min(0)
-        left = torch.where(own >= left, -torch.inf, left + torch.log1p(-(own - left).exp()))
+        q = q.scatter(-1, winner[..., None], 0.0)

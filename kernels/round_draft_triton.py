@@ -83,14 +83,11 @@ def _win(score, token, COUNT: tl.constexpr):
 @triton.jit
 def _conditional(log_q, turn, COUNT: tl.constexpr):
     """log q of each winner given that those before it are out."""
-    left = tl.max(tl.zeros(log_q.shape, tl.float64), 0)
     found = log_q
-    for one in tl.static_range(COUNT):
-        found = tl.where(turn == one, log_q - left, found)
-        own = tl.sum(tl.where(turn == one, log_q, 0.0), 0)
-        all_of_it = own >= left
-        rest = tl.log(tl.where(all_of_it, 1.0, 1.0 - tl.exp(tl.where(all_of_it, 0.0, own - left))))
-        left = tl.where(all_of_it, -float("inf"), left + rest)
+    for one in tl.static_range(1, COUNT):
+        # the sum of what is left keeps digits that 1 less what is gone would lose
+        left = tl.sum(tl.where(turn >= one, tl.exp(log_q), 0.0), 0)
+        found = tl.where(turn == one, log_q - tl.log(tl.where(left > 0.0, left, 1.0)), found)
     return tl.minimum(found, 0.0)
 
 
@@ -153,7 +150,7 @@ def draft_draw(
     parent = tl.load(Before + lane * before_apart + before_at + inner)
     node = (depth - 1) * branches + inner
     margin = tl.sum(tl.where(place == 0, value, 0.0), 0) - tl.sum(tl.where(place == 1, value, 0.0), 0)
-    given = tl.where(drawn, _conditional(tl.where(possible, log_q, 0.0), turn, COUNT), 0.0)
+    given = tl.where(drawn, _conditional(tl.where(possible, log_q, -1e4), turn, COUNT), 0.0)
     some = over > -float("inf")
     gap = tl.where(some, (score - tl.where(some, over, 0.0)).to(tl.float32), float("nan"))
     for one in tl.static_range(COUNT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import device_runs
 import draft_runs
 import pytest
 
+from dflash.cli.main import run as run_command
 from dflash.engine.device_engine import DeviceEngine
+from dflash.engine.prompts import text_prompt, with_ids
 
 
 @pytest.fixture(scope="module")
@@ -68,5 +71,88 @@ def test_plain_decoding_is_the_same(target: Any, tmp_path: Path, temperature: fl
     host, device = both(
         target, tmp_path, draft_runs.prompts(4), drafter="none", length=0, branches=1, lanes=lanes,
         temperature=temperature, max_new_tokens=9,
+    )  # fmt: skip
+    device_runs.same_rows(device, host)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", ["dspark", "dflash"])
+def test_trees_are_the_same(
+    target: Any, drafters: dict[str, str], tmp_path: Path, kind: str, temperature: float
+) -> None:
+    """Branches that win are moved in the caches, so that later rounds see what they must."""
+    host, device = both(
+        target, tmp_path, draft_runs.prompts(5), drafter=drafters[kind], length=3, branches=3, lanes=2,
+        temperature=temperature, draft_temperature=4.0, max_new_tokens=17, features="all",
+    )  # fmt: skip
+    assert any(path and path[0] % 3 for path in (row["accepted_nodes"] for row in host))
+    device_runs.same_rows(device, host)
+
+
+def test_a_nucleus_may_leave_fewer_siblings(target: Any, drafters: dict[str, str], tmp_path: Path) -> None:
+    host, device = both(
+        target, tmp_path, draft_runs.prompts(3), drafter=drafters["dspark"], length=2, branches=3,
+        temperature=0.8, draft_temperature=4.0, draft_top_p=0.7, draft_top_k=4, store_topk=6,
+        max_new_tokens=12,
+    )  # fmt: skip
+    assert len({len(row["node_token"]) for row in host if row["kind"] == 0}) > 1
+    device_runs.same_rows(device, host)
+
+
+@pytest.mark.parametrize(("length", "eos"), [(0, 125), (3, 125), (3, 70)])
+def test_answers_end_inside_of_blocks(
+    target: Any, drafters: dict[str, str], tmp_path: Path, length: int, eos: int
+) -> None:
+    """By an end-of-text token that was drafted, by a last token, and by a stop string."""
+    asked = [text_prompt(prompt) for prompt in draft_runs.prompts(6)]
+    asked[1] = replace(asked[1], max_new_tokens=4)
+    asked[4] = replace(asked[4], stop=("gggg",))
+    host, device = both(
+        replace(target, eos=frozenset({258, eos})), tmp_path, asked, lanes=2, max_new_tokens=17,
+        drafter=drafters["dflash"] if length else "none", length=length, branches=1,
+    )  # fmt: skip
+    cut = [row for row in host if row["kind"] == 0 and row["emitted"] <= len(row["accepted_nodes"])]
+    assert {row["truncated_by"] for row in cut} >= ({"eos"} if eos == 70 else {"stop"} if length else set())
+    assert {row["truncated_by"] for row in host} == {"none", "eos", "length", "stop"} - (
+        {"stop"} if eos == 70 else set()
+    )
+    device_runs.same_rows(device, host)
+
+
+def test_a_round_after_a_stop_string_is_wasted(target: Any, drafters: dict[str, str], tmp_path: Path) -> None:
+    """It was begun before the host had read the round with the string; no row tells of it."""
+    run = draft_runs.session(
+        target, tmp_path / "run.parquet", drafter=drafters["dflash"], length=3, branches=1,
+        target_impl="native", draft_impl="native",
+    )  # fmt: skip
+    asked = [text_prompt(prompt) for prompt in draft_runs.prompts(6)[3:5]]
+    asked = [replace(prompt, stop=("gggg",)) for prompt in asked]
+    lanes = []
+    run.record(run.conversations(with_ids(asked), check=True), on_request=lanes.append)
+    assert [lane.finish for lane in lanes] == ["stop", "stop"]
+    assert run.engine.wasted_rounds == 2
+    rounds = [row["round"] for row in draft_runs.rows(tmp_path / "run.parquet") if row["kind"] == 0]
+    assert rounds == [number for lane in lanes for number in range(lane.rounds)]
+
+
+def test_dense_rows_follow_rounds_on_the_device(
+    target: Any, drafters: dict[str, str], tmp_path: Path
+) -> None:
+    """The host's caches know where the device left them; the file checks, and its walks are its rounds."""
+    host, device = both(
+        target, tmp_path, draft_runs.prompts(3), drafter=drafters["dspark"], length=3, branches=2, lanes=2,
+        temperature=0.8, draft_temperature=4.0, max_new_tokens=9, dense=True,
+    )  # fmt: skip
+    device_runs.same_rows(device, host)
+    for words in (["--check"], ["--policy", "match"]):
+        assert run_command(["replay", str(tmp_path / "device.parquet"), *words]) == 0
+
+
+def test_lanes_have_temperatures_of_their_own(target: Any, drafters: dict[str, str], tmp_path: Path) -> None:
+    asked = [text_prompt(prompt) for prompt in draft_runs.prompts(4)]
+    asked = [replace(asked[place], temperature=heat) for place, heat in enumerate((0.0, 1.5, 0.3, 0.0))]
+    host, device = both(
+        target, tmp_path, asked, drafter=drafters["dspark"], length=2, branches=1, lanes=3, temperature=0.8,
+        max_new_tokens=9,
     )  # fmt: skip
     device_runs.same_rows(device, host)
