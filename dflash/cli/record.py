@@ -195,6 +195,9 @@ _LIMIT = 2**31 - 1
 @click.option("--resume", is_flag=True, help="Keep what a broken recording had finished, run the rest.")
 @overwrite_option
 @json_option
+@click.option(
+    "--json-lines", is_flag=True, help="Print each answer as a line of JSON when it ends, in that order."
+)
 def record(prompts: tuple[str, ...], prompt_file: str | None, as_json: bool, **options: Any) -> int:
     """Decode prompts speculatively and keep the scratch paper.
 

@@ -93,14 +93,19 @@ class PromptSource:
             return with_ids(_typed())
         if not self.stream:
             return with_ids(read_prompt_file(Path(str(self.file))))
-        return with_ids(read_prompt_stream(self._open(), self._name))
+        return with_ids(_piped(Path(str(self.file))) if self._piped else _arriving())
 
-    def _open(self) -> BinaryIO:
-        # no buffer between: a reader that waits in a thread must hold no lock when the process ends
-        if self._piped:
-            return Path(str(self.file)).open("rb", buffering=0)
-        found: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
-        return found
+
+def _piped(path: Path) -> Iterator[Entry]:
+    """Prompts from a named pipe, until its writer leaves."""
+    with path.open("rb", buffering=0) as pipe:
+        yield from read_prompt_stream(pipe, str(path))
+
+
+def _arriving() -> Iterator[Entry]:
+    # no buffer between: a reader that waits in a thread must hold no lock when the process ends
+    stdin: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
+    return read_prompt_stream(stdin)
 
 
 def _typed() -> Iterator[Entry]:

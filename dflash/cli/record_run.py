@@ -7,19 +7,20 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from dflash.cli.outcome import Exit
-from dflash.cli.output import Level, bar, detail, emit, level, talk, warn
+from dflash.cli.output import Level, detail, emit, level, talk, warn
+from dflash.cli.record_answers import chosen, tellers
 from dflash.cli.record_options import load, record_settings
 from dflash.cli.record_prompts import PromptSource
 from dflash.draftfile.run import refuse_as_output
-from dflash.engine.chat import ChatConversation
+from dflash.engine.arrivals import Arrivals
 from dflash.engine.features import bytes_a_token
 from dflash.engine.free_memory import free_memory
-from dflash.engine.lane import Lane
+from dflash.engine.loop import Conversation
 from dflash.engine.memory import CONTEXT, size
 from dflash.engine.metrics import MetricsUnwritable
 from dflash.engine.output import check_output
@@ -45,6 +46,8 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     """Record; returns the exit code."""
     if prompts and prompt_file:
         raise UsageError("Expected prompts as words or in --prompts, found both.")
+    if as_json and options["json_lines"]:
+        raise UsageError("Expected --json or --json-lines, found both.")
     settings = record_settings(options)
     source = PromptSource(prompts, prompt_file)
     if source.stream and settings.shard is not None:
@@ -59,7 +62,9 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     if settings.resume and not found:
         talk(f"nothing to resume: there is no recording of {settings.output} yet, so all of it is run")
     session = Session(load(options), settings)
-    answering = (bool(prompts) or source.typed) and not as_json
+    answers = chosen(
+        bool(prompts) or source.typed, settings.lanes, as_json=as_json, json_lines=options["json_lines"]
+    )
     total: int | None = None
     context = min(session.target.window, CONTEXT + settings.defaults.max_new_tokens)
     if not source.stream:
@@ -72,12 +77,15 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         hidden = int(session.target.model.config.get_text_config().hidden_size)
         each = bytes_a_token(settings.features, len(session.taps), hidden)
         talk(f"features: {settings.features}, {each} bytes a committed token, before compression")
-    conversations = session.conversations(source.entries())
-    with _interrupts(session) as waiting, _journal_told(session), _told(answering, total) as told:
+    with (
+        _interrupts(session) as waiting,
+        _journal_told(session),
+        tellers(answers, total) as told,
+    ):
         recording = session.record(
-            waiting(conversations) if source.stream else conversations,
-            _write if answering else None,
-            told,
+            _conversations(session, source, waiting),
+            told.text,
+            told.request,
             watch_pace=level() >= Level.NORMAL,
         )
     code = _close(recording, as_json)
@@ -108,16 +116,6 @@ def _read(settings: RecordSettings, prompt_file: str | None, cost: Path | None) 
 
 
 @contextmanager
-def _told(answering: bool, total: int | None) -> Iterator[Callable[[Lane], None]]:
-    """What happens when a request ends: the answer's line ends, or the progress bar moves on."""
-    if answering:
-        yield lambda lane: _write("\n")
-        return
-    with bar("decoding", total) as (progress, task):
-        yield lambda lane: progress.update(task, advance=1, description=f"decoded {lane.request.request_id}")
-
-
-@contextmanager
 def _journal_told(session: Session) -> Iterator[None]:
     """Says what a recording that breaks off leaves, and what can be done with it."""
     try:
@@ -131,15 +129,8 @@ def _journal_told(session: Session) -> Iterator[None]:
             )
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
 @contextmanager
-def _interrupts(
-    session: Session,
-) -> Iterator[Callable[[Iterator[ChatConversation]], Iterator[ChatConversation]]]:
+def _interrupts(session: Session) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Ctrl-C ends the run after the round in progress; a second one, or one at the prompt, at once."""
     state = {"waiting": False}
 
@@ -148,24 +139,44 @@ def _interrupts(
             raise KeyboardInterrupt
         session.stop.set()
 
-    def waiting(conversations: Iterator[ChatConversation]) -> Iterator[ChatConversation]:
-        while True:
-            if _idle():
-                session.sync()
-            state["waiting"] = True
-            try:
-                conversation = next(conversations, None)
-            finally:
-                state["waiting"] = False
-            if conversation is None:
-                return
-            yield conversation
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        if _idle():
+            session.sync()
+        state["waiting"] = True
+        try:
+            yield
+        finally:
+            state["waiting"] = False
 
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield waiting
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _conversations(
+    session: Session, source: PromptSource, waiting: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Conversation]:
+    """A list as it stands; a stream as it comes, in a thread where other lanes go on meanwhile."""
+    entries = source.entries()
+    if not source.stream:
+        return session.conversations(entries)
+    if session.settings.lanes > 1 and not source.person:
+        return Arrivals(entries, session.conversation, waiting)
+    return _awaited(session.conversations(entries), waiting)
+
+
+def _awaited(
+    conversations: Iterator[Conversation], waiting: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Conversation]:
+    while True:
+        with waiting():
+            conversation = next(conversations, None)
+        if conversation is None:
+            return
+        yield conversation
 
 
 def _idle() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,6 +37,14 @@ class Conversation(Protocol):
 
     def next(self, answer: str | None) -> Request | None:
         """The next request, given the answer to the last one (None at the start), or None at the end."""
+
+
+@runtime_checkable
+class Arriving(Protocol):
+    """Conversations that may be long in coming."""
+
+    def arrived(self) -> bool:
+        """Whether the next one is there, or the end."""
 
 
 class Sink(Protocol):
@@ -98,15 +106,16 @@ class Engine:
 
         Between rounds `stopping` is asked whether to give up. Then, and when the generator is closed or an
         exception passes through it, the open requests are interrupted and handed to the sink with what they
-        have.
+        have. No lane waits for conversations that are `Arriving` while another one is busy.
         """
         source = iter(conversations)
+        arrived = source.arrived if isinstance(source, Arriving) else lambda: True
         busy: dict[int, tuple[Lane, Conversation]] = {}
         free = list(range(self.trunk.cache.lanes))
         try:
             while not stopping():
-                while free and (conversation := next(source, None)) is not None:
-                    self._begin(free, busy, conversation, None, sink, on_text)
+                while free and (not busy or arrived()) and (found := next(source, None)) is not None:
+                    self._begin(free, busy, found, None, sink, on_text)
                 if not busy:
                     return
                 done = [index for index, (lane, _) in busy.items() if lane.done]

@@ -14,6 +14,7 @@ import torch
 from dflash.drafters.base import Drafter, DraftShape
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.build import DraftSettings, build_drafter
+from dflash.engine.arrivals import Arrivals
 from dflash.engine.chat import ChatConversation, Ordinals
 from dflash.engine.control import LaneControl
 from dflash.engine.dense import DensePass
@@ -219,6 +220,9 @@ class Session:
 
     def _resumed(self, conversations: Iterable[Conversation], recorder: Recorder) -> Iterable[Conversation]:
         if not len(recorder.kept):
+            return conversations
+        if isinstance(conversations, Arrivals):
+            conversations.through(lambda one: ResumedConversation(one, recorder, self.target))
             return conversations
         return (ResumedConversation(one, recorder, self.target) for one in conversations)
 
