@@ -156,3 +156,19 @@ def test_lanes_have_temperatures_of_their_own(target: Any, drafters: dict[str, s
         max_new_tokens=9,
     )  # fmt: skip
     device_runs.same_rows(device, host)
+
+
+def test_rounds_go_on_in_larger_caches(target: Any, drafters: dict[str, str], tmp_path: Path) -> None:
+    found = []
+    for capacity in (30, 1024):
+        output = tmp_path / f"{capacity}.parquet"
+        run = draft_runs.session(
+            target, output, drafter=drafters["dspark"], draft_impl="native", target_impl="native", length=3,
+            branches=2, lanes=2, max_new_tokens=40,
+        )  # fmt: skip
+        run.trunk.cache.capacity = run.drafter.cache.capacity = capacity
+        entries = with_ids(text_prompt(prompt) for prompt in draft_runs.prompts(3))
+        run.record(run.conversations(entries, check=True))
+        assert (run.trunk.cache.capacity > capacity) == (capacity == 30)
+        found.append(draft_runs.rows(output))
+    device_runs.same_rows(*found)

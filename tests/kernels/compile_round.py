@@ -17,6 +17,7 @@ from dflash.kernels import (
     round_inputs_triton,
     round_rows_triton,
     round_slots_triton,
+    round_stamp_triton,
 )
 from dflash.kernels.accept_tree import Accepted
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, DraftScratch, LowRank
@@ -33,6 +34,7 @@ KERNELS = {
     round_inputs_triton: ("place_lane",),
     round_finish_triton: ("finish_lane",),
     round_rows_triton: ("keep_head",),
+    round_stamp_triton: ("write_time",),
 }
 
 
@@ -110,7 +112,12 @@ def course(tree: RoundTree, lanes: RoundLanes) -> list[object]:
     arguments = (ints(count, n), accepted, ints(2), tree, lanes, n + 1, end, True)
     built += compiled(round_finish_triton, lambda: finish(*arguments))
     keep = round_rows_triton.launch_keep
-    return built + compiled(round_rows_triton, lambda: keep(stores, ints(count, n), lanes.lengths, 3, True))
+    built += compiled(round_rows_triton, lambda: keep(stores, ints(count, n), lanes.lengths, 3, True))
+    options = {"PDL": True, "num_warps": 1, "launch_pdl": True}
+    times = torch.zeros(4, dtype=torch.int64)
+    return built + compiled(
+        round_stamp_triton, lambda: round_stamp_triton.write_time[(1,)](times, 1, **options)
+    )
 
 
 def configurations() -> dict[str, list[object]]:
