@@ -302,7 +302,7 @@ class Session:
         given = (self.target.model, self.settings.lanes, 1024, self.taps or self.drafter.taps)
         if self.settings.target_impl == "generic":
             return TrunkModel(*given)
-        return NativeTrunk(self.target.name, *given, way=Way(self.settings.numerics))
+        return NativeTrunk(self.target.name, *given, way=Way(self.settings.numerics), prefills=True)
 
     def _engine(self) -> Engine:
         settings = self.settings

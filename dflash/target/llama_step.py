@@ -78,13 +78,16 @@ class LlamaStep:
         if len(self.rotary.cos) < positions:
             self.rotary = rotary_table(self._rotary_module, positions, self.embedding.device)
 
-    def space(self, lanes: int, width: int, tail: int, cache: Sequence[KeyValue]) -> StepSpace:
+    def space(
+        self, lanes: int, width: int, tail: int, cache: Sequence[KeyValue], pages: Tensor | None = None
+    ) -> StepSpace:
         """Allocate the buffers of steps of one size.
 
         Args:
             lanes, width: rows of all lanes, padding included, are computed.
             tail: rows after the trunks that words may speak of, at most 64.
             cache: one a layer, for all lanes.
+            pages: int32 `[lanes, 1]`, which of the cache's lanes each lane is; None for the same.
         """
         rows, like = lanes * width, self.embedding
         inputs = StepInputs.make(lanes, width, like.device)
@@ -93,8 +96,8 @@ class LlamaStep:
         wide = -(-len(self.head) // 16) * 16
         logits = None if self.top else like.new_empty(rows, wide)[:, : len(self.head)]
         hidden = like.new_empty(rows, self.sizes.hidden)
-        attention = work.attention_scratch(self.sizes, cache[0], inputs, tail, self.way)
-        return StepSpace(inputs, tail, hidden, work, attention, taps, logits)
+        attention = work.attention_scratch(self.sizes, cache[0], inputs, tail, self.way, pages)
+        return StepSpace(inputs, tail, hidden, work, attention, taps, logits, pages)
 
     @torch.inference_mode()
     def run(self, space: StepSpace, cache: Sequence[KeyValue]) -> StepOutput:
@@ -136,7 +139,8 @@ class LlamaStep:
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Tensor:
             tree_attention(
                 self.sizes.by_lane(queries, lanes), keys, values, inputs.lengths, inputs.words, space.tail,
-                out=self.sizes.by_lane(out, lanes), scratch=space.attention, **self.way._asdict(),
+                pages=space.pages, out=self.sizes.by_lane(out, lanes), scratch=space.attention,
+                **self.way._asdict(),
             )  # fmt: skip
             return out
 

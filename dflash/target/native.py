@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dflash.kernels.ancestors import MAX_NODES
+from dflash.target.lane_prefill import LanePrefill
 from dflash.target.llama_step import LlamaStep, StepOutput
 from dflash.target.load import Target
 from dflash.target.model import Rows, TrunkModel
@@ -32,6 +33,7 @@ class NativeTrunk(TrunkModel):
     depend on the batch.
 
     Attributes:
+        prefills: whether prompts take the native step too, whatever their length.
         native: forwards that the native step computed, of `work.forwards`.
     """
 
@@ -43,11 +45,43 @@ class NativeTrunk(TrunkModel):
         capacity: int = 1024,
         taps: Sequence[int] = (),
         way: Way | None = None,
+        *,
+        prefills: bool = False,
     ) -> None:
         super().__init__(model, lanes, capacity, taps)
+        self.prefills = prefills
         self.native = 0
         self.step = LlamaStep(name, model, taps, way=way)
         self.graphs = StepGraphs(self.step)
+        self._prefill = LanePrefill(self.step)
+
+    def append(self, lane: int, tokens: Sequence[int]) -> Rows:
+        """Extend the trunk, see `TrunkModel.append`; natively in chunks of 64 rows if `prefills` is set."""
+        needed = self.scratch[lane].length + len(tokens) + MAX_NODES
+        if not tokens or not self.prefills or not self._pages(needed):
+            return super().append(lane, tokens)
+        taps, logits = [], None
+        for start in range(0, len(tokens), MAX_NODES):
+            chunk = tokens[start : start + MAX_NODES]
+            length = self.scratch[lane].length
+            output = self._prefill.run(self.stores(), lane, length, chunk)
+            self.scratch[lane] = Scratch(length + len(chunk))
+            self.work.forwards += 1
+            self.work.rows += len(chunk)
+            self.native += 1
+            if output.taps is not None:
+                taps.append(output.taps[: len(chunk)].clone())
+            if output.logits is not None:
+                logits = output.logits[len(chunk) - 1 : len(chunk)]
+        if logits is None:
+            raise RuntimeError("a prompt needs a step that leaves logits")
+        return Rows(logits.clone(), torch.cat(taps) if taps else None)
+
+    def _pages(self, rows: int) -> bool:
+        """Make room for so many rows; whether each lane's room is a page of the kernels then."""
+        if rows > self.cache.capacity:
+            self.cache.reserve(max(1 << (rows - 1).bit_length(), 2 * self.cache.capacity))
+        return LanePrefill.takes(self.cache.capacity)
 
     @torch.inference_mode()
     def _call(

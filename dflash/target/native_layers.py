@@ -79,13 +79,15 @@ class Workspace:
         )
 
     def attention_scratch(
-        self, sizes: Sizes, cache: KeyValue, inputs: StepInputs, tail: int, way: Way
-    ) -> Scratch | None:
+        self, sizes: Sizes, cache: KeyValue, inputs: StepInputs, tail: int, way: Way,
+        pages: Tensor | None = None,
+    ) -> Scratch | None:  # fmt: skip
         """Allocate what the attention kernels leave for their merge; nothing for the reference."""
         if way.impl != "triton":
             return None
         queries = sizes.by_lane(self.queries, len(inputs.lengths))
-        return attention_scratch(queries, *cache, inputs.lengths, inputs.words, tail, mode=way.mode)
+        shared = {"pages": pages, "mode": way.mode}
+        return attention_scratch(queries, *cache, inputs.lengths, inputs.words, tail, **shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class StepSpace:
     attention: Scratch | None
     taps: Tensor | None = None
     logits: Tensor | None = None
+    pages: Tensor | None = None
+    """int32 `[lanes, 1]`: where the cache's lanes are pages, which of them each lane is."""
 
 
 def _scratch(sizes: Sizes, layer: LayerWeights, rows: int, way: Way) -> ProductScratch:

@@ -276,3 +276,23 @@ def test_a_layer_takes_six_launches_at_most(interpreted: None, monkeypatch: pyte
     trunk.score([LaneRows(0, *random_tree(16, 0))])
     layer = ["qkv_kernel", "attend_chunks", "merge_chunks", "row_kernel", "gate_up_kernel", "row_kernel"]
     assert launches == [*layer * 3, "row_kernel"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("lengths", [(1, 64, 65), (150, 3, 70)])
+def test_native_prompts_are_those_of_transformers(kind: str, lengths: tuple[int, ...]) -> None:
+    """In every lane, behind what the trunk has, in caches that grow."""
+    model = make(kind)
+    trunks = [
+        NativeTrunk("tiny", model, 3, 64, (0, 2), REFERENCE, prefills=True),
+        TrunkModel(model, 3, 64, (0, 2)),
+    ]
+    for lane in (2, 0, 1):
+        for part in (lengths[lane], 5):
+            prompt = [(7 * token + lane) % model.config.vocab_size for token in range(part)]
+            mine, theirs = (trunk.append(lane, prompt) for trunk in trunks)
+            torch.testing.assert_close(mine.logits, theirs.logits, atol=2e-5, rtol=2e-4)
+            torch.testing.assert_close(mine.taps, theirs.taps, atol=2e-5, rtol=2e-4)
+    rows = LaneRows(0, *random_tree(8, 4))
+    scores = [trunk.score([rows])[0].logits for trunk in trunks]
+    torch.testing.assert_close(*scores, atol=2e-5, rtol=2e-4)
