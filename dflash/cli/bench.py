@@ -10,6 +10,7 @@ BENCHMARKS = {
     "kernels": Entry("dflash.cli.bench_kernels:kernels", "The kernels against their peers, on this GPU."),
     "step": Entry("dflash.cli.bench_step:step", "How long drafting and verifying take, as a profile."),
     "replay": Entry("dflash.cli.bench_replay:replay", "Replay against reading, DuckDB and memory."),
+    "decode": Entry("dflash.cli.bench_decode:decode", "Tokens a second, plain and speculative, on this GPU."),
     "record": Entry("dflash.cli.bench_record:record", "What recording costs, on against off."),
 }
 

@@ -34,12 +34,14 @@ class DeviceEngine(Engine):
     Attributes:
         rounds: what runs on the device.
         wasted_rounds: rounds of lanes that had met their stop string already.
+        quiet: whether rounds leave tokens alone, and no rows.
     """
 
     def __init__(self, *parts: Any, rounds: DeviceRound, **more: Any) -> None:
         super().__init__(*parts, **more)
         self.rounds = rounds
         self.wasted_rounds = 0
+        self.quiet = False
         tree = rounds.tree
         parents = tree.parents[0].tolist() if tree.nodes else []
         self._maker = RowMaker(parents, tree.expanded, tree.branches, rounds.plan.store_topk)
@@ -81,11 +83,13 @@ class DeviceEngine(Engine):
         shared = {"step": flight.step, "batch_size": len(flight.lanes), **times_of(record)}
         for lane in waiting:
             emission = self._emit(lane, record)
+            lane.rounds += 1
+            if self.quiet:
+                continue
             row = self._maker.row(record, lane.index, lane.request.sampling, self._drawn(lane))
-            row |= {"round": lane.rounds, "emitted": emission.emitted, "truncated_by": str(emission[1])}
+            row |= {"round": lane.rounds - 1, "emitted": emission.emitted, "truncated_by": str(emission[1])}
             if self.features is not None:
                 row |= features_of(record, lane.index)
-            lane.rounds += 1
             sink.row(lane, row | shared)
 
     def _emit(self, lane: Lane, record: Any) -> Emission:

@@ -185,9 +185,7 @@ class Session:
             conversations = self._resumed(conversations, recorder)
             metrics = self._metrics(recorder)
             sink: Sink = metrics or recorder
-            # a plain round would have to go between two that run on the device
-            on_device = isinstance(self.engine, DeviceEngine)
-            if watch_pace and settings.lanes == 1 and self.drafter.headers() and not on_device:
+            if watch_pace and self._has_a_pace:
                 sink = PaceWatch(self.engine, sink)
             try:
                 if metrics:
@@ -238,6 +236,12 @@ class Session:
             return None
         labels = {} if shard is None else {"shard": f"{shard.index}/{shard.count}"}
         return Metrics(recorder, path, lambda: recorder.pressure, lambda: self.engine.wasted_rounds, labels)
+
+    @property
+    def _has_a_pace(self) -> bool:
+        """Whether plain rounds can be timed beside live ones; none fits between two on the device."""
+        on_device = isinstance(self.engine, DeviceEngine)
+        return self.settings.lanes == 1 and bool(self.drafter.headers()) and not on_device
 
     def _decode(
         self,

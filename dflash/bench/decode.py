@@ -1,0 +1,298 @@
+"""Tokens a second of the engine, plain and speculative, with and without recording, at several lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from dflash.bench.decode_models import Subject
+from dflash.engine.chat import Defaults
+from dflash.engine.device_engine import DeviceEngine
+from dflash.engine.features import FeatureMode
+from dflash.engine.judge import Row
+from dflash.engine.lane import Lane
+from dflash.engine.loop import synchronise
+from dflash.engine.request import Request
+from dflash.engine.session import Session
+from dflash.engine.settings import RecordSettings
+from dflash.policy.registry import parse_policy
+from dflash.target.sampling import Sampling
+
+PLAIN, SPECULATIVE = "plain", "speculative"
+RECORDED, HOST = "recorded", "host"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSettings:
+    """What is decoded: one request a lane, all begun together, each of exactly `new_tokens` tokens."""
+
+    length: int
+    branches: int = 1
+    temperature: float = 0.0
+    prompt_tokens: int = 64
+    new_tokens: int = 256
+    repeats: int = 5
+    recorded: bool = True
+    host: bool = False
+
+
+class Side(NamedTuple):
+    """A way to decode: plain or speculative, and recorded, or through the host, or neither."""
+
+    decoding: str
+    manner: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How the side is printed."""
+        return self.decoding if self.manner is None else f"{self.decoding} {self.manner}"
+
+
+class Run(NamedTuple):
+    """One run of a side.
+
+    Attributes:
+        prefill: seconds until every lane had its first token.
+        decode: seconds from there to the last token.
+        finish: seconds from there until everything was written.
+        tokens: of all lanes, first ones left out.
+        rounds: of all lanes.
+    """
+
+    prefill: float
+    decode: float
+    finish: float
+    tokens: int
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class SideResult:
+    """All runs of a side at some number of lanes."""
+
+    side: Side
+    lanes: int
+    runs: tuple[Run, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the runs, prompts left out."""
+        return median(run.tokens / run.decode for run in self.runs)
+
+    @property
+    def emitted_per_round(self) -> float:
+        """Tokens that a lane's round emits."""
+        return sum(run.tokens for run in self.runs) / sum(run.rounds for run in self.runs)
+
+    @property
+    def round_us(self) -> float:
+        """Microseconds a round, median over the runs."""
+        return median(1e6 * run.decode * self.lanes / run.rounds for run in self.runs)
+
+
+class FixedPrompt:
+    """A conversation of one request that is there already."""
+
+    def __init__(self, order: int, request: Request) -> None:
+        self.order = order
+        self._request: Request | None = request
+
+    def next(self, answer: str | None) -> Request | None:
+        """The request, once."""
+        request, self._request = self._request, None
+        return request
+
+
+class _Clock:
+    """Knows when the last of the first lanes has its first token, and when each request ended."""
+
+    def __init__(self, lanes: int, device: torch.device) -> None:
+        self.lanes, self.device = lanes, device
+        self.begun = self.first = self.last = perf_counter()
+        self.ended: list[Lane] = []
+
+    def prefilled(self) -> None:
+        """A lane has its first token."""
+        self.lanes -= 1
+        if self.lanes == 0:
+            synchronise(self.device)
+            self.first = perf_counter()
+
+    def end(self, lane: Lane) -> None:
+        """A request has ended."""
+        self.last = perf_counter()
+        self.ended.append(lane)
+
+    def run(self, finish: float) -> Run:
+        """What came of it."""
+        tokens = sum(len(lane.output) - 1 for lane in self.ended)
+        rounds = sum(lane.rounds for lane in self.ended)
+        first = self.first
+        return Run(first - self.begun, self.last - first, finish - first, tokens, rounds)
+
+
+class _NoSink:
+    """Takes rows and keeps none."""
+
+    def opened(self, lane: Lane) -> None:
+        """A request starts."""
+
+    def row(self, lane: Lane, row: Row) -> None:
+        """Drop a row."""
+
+    def closed(self, lane: Lane) -> None:
+        """A request has ended."""
+
+    def ended(self, order: int) -> None:
+        """A prompt has no more requests."""
+
+
+class Decoder:
+    """One side at some number of lanes, ready to run again and again."""
+
+    def __init__(self, subject: Subject, side: Side, lanes: int, given: DecodeSettings, folder: Path) -> None:
+        self.side, self.lanes, self.given, self.folder = side, lanes, given, folder
+        drafts = side.decoding == SPECULATIVE
+        self.subject = subject
+        settings = RecordSettings(
+            output=folder / "unused.parquet",
+            drafter=subject.drafter if drafts else "none",
+            policy=parse_policy("match"),
+            defaults=Defaults(Sampling(given.temperature), seed=0, max_new_tokens=given.new_tokens),
+            length=given.length if drafts else 0,
+            branches=given.branches if drafts else 1,
+            lanes=lanes,
+            features=FeatureMode.FINGERPRINT if side.manner == RECORDED else FeatureMode.NONE,
+            target_impl="native",
+            draft_impl="native" if drafts else "generic",
+            rounds="host" if side.manner == HOST else "device",
+            keep_host=False,
+        )
+        self.settings = settings
+        self.session: Session = subject.session(settings)
+        engine = self.session.engine
+        if isinstance(engine, DeviceEngine):
+            engine.quiet = side.manner != RECORDED
+        self._count = 0
+
+    def run(self) -> Run:
+        """Decode one request a lane."""
+        prompts = [FixedPrompt(order, request) for order, request in enumerate(self._requests())]
+        clock = _Clock(self.lanes, self.session.target.device)
+        restore = self._watched(clock)
+        try:
+            if self.side.manner == RECORDED:
+                self._count += 1
+                output = self.folder / f"{self.side.name}-{self.lanes}-{self._count}.parquet"
+                self.session.settings = replace(self.settings, output=output)
+                self.session.record(prompts, on_request=clock.end)
+                output.unlink()
+            else:
+                for lane in self.session.engine.run(prompts, _NoSink()):
+                    clock.end(lane)
+        finally:
+            restore()
+        return clock.run(perf_counter())
+
+    def _watched(self, clock: _Clock) -> Callable[[], None]:
+        """Tell the clock of every prefill; returns what undoes that."""
+        engine: Any = self.session.engine
+        plain = engine._prefill
+
+        def prefill(lane: Lane, sink: Any) -> None:
+            plain(lane, sink)
+            clock.prefilled()
+
+        engine._prefill = prefill
+        return lambda: delattr(engine, "_prefill")
+
+    def _requests(self) -> Iterator[Request]:
+        for place in range(self.lanes):
+            yield Request(
+                str(place), self.subject.prompt(place, self.given.prompt_tokens), "",
+                Sampling(self.given.temperature), 0, self.given.new_tokens, (), 0, place,
+            )  # fmt: skip
+
+
+def sides_of(given: DecodeSettings) -> list[Side]:
+    """The sides that are compared."""
+    manners = [None, *([RECORDED] if given.recorded else []), *([HOST] if given.host else [])]
+    return [Side(decoding, manner) for decoding in (PLAIN, SPECULATIVE) for manner in manners]
+
+
+def measure(
+    subject: Subject,
+    given: DecodeSettings,
+    lanes: Sequence[int],
+    say: Callable[[str], None] = lambda text: None,
+) -> list[SideResult]:
+    """Decode every side at every number of lanes, sides in turn so that drift hits all alike.
+
+    The first run of each, which compiles kernels and captures graphs, is not counted.
+    """
+    results = []
+    for count in lanes:
+        with TemporaryDirectory() as folder:
+            sides = sides_of(given)
+            decoders = [Decoder(subject, side, count, given, Path(folder)) for side in sides]
+            for decoder in decoders:
+                say(f"{count} lanes: warming up {decoder.side.name}")
+                decoder.run()
+            runs: dict[Side, list[Run]] = {side: [] for side in sides}
+            for repeat in range(given.repeats):
+                order = decoders if repeat % 2 == 0 else decoders[::-1]
+                for decoder in order:
+                    runs[decoder.side].append(decoder.run())
+            results += [SideResult(side, count, tuple(runs[side])) for side in sides]
+    return results
+
+
+def document(subject: Subject, given: DecodeSettings, results: Sequence[SideResult]) -> dict[str, Any]:
+    """The `dflash.bench_decode/1` document: rates, speed-ups, and what recording adds."""
+    rows = []
+    for found in results:
+        by_side = {other.side: other for other in results if other.lanes == found.lanes}
+        plain, own = by_side[Side(PLAIN)], by_side[Side(found.side.decoding)]
+        recorded = found.side.manner == RECORDED
+        rows.append(
+            {
+                "lanes": found.lanes,
+                "side": found.side.name,
+                "tokens_per_second": found.tokens_per_second,
+                "emitted_per_round": found.emitted_per_round,
+                "round_us": found.round_us,
+                "speed_up": found.tokens_per_second / plain.tokens_per_second,
+                "prefill_ms": 1e3 * median(run.prefill for run in found.runs) / found.lanes,
+                "overhead": _overhead(found, own, "decode") if recorded else None,
+                "overhead_written": _overhead(found, own, "finish") if recorded else None,
+                "runs": [run._asdict() for run in found.runs],
+            }
+        )
+    return {
+        "schema": "dflash.bench_decode/1",
+        "target": subject.name,
+        "drafter": subject.drafter_name,
+        "device": subject.device_name,
+        "length": given.length,
+        "branches": given.branches,
+        "temperature": given.temperature,
+        "prompt_tokens": given.prompt_tokens,
+        "new_tokens": given.new_tokens,
+        "rows": rows,
+    }
+
+
+def _overhead(on: SideResult, off: SideResult, span: str) -> float:
+    """Median over pairs of what recording adds to a round's time."""
+    pairs = zip(on.runs, off.runs, strict=True)
+    return median(
+        (getattr(mine, span) / mine.rounds) / (getattr(theirs, span) / theirs.rounds) - 1.0
+        for mine, theirs in pairs
+    )

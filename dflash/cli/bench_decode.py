@@ -1,0 +1,111 @@
+"""`dflash bench decode`: tokens a second, plain and speculative, with and without recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dflash.cli.bench_step import SHAPES
+from dflash.cli.options import FiniteFloat, json_option
+from dflash.cli.output import emit, talk
+
+
+@click.command()
+@click.option("--target", help="A folder or hub id, as in `dflash record`; --shape makes one up.")
+@click.option(
+    "--shape", type=click.Choice(SHAPES), default=SHAPES[0], show_default=True,
+    help="Without --target: a model shape, with random weights and a random drafter that is never right.",
+)  # fmt: skip
+@click.option("--drafter", default="default", show_default=True, help="With --target, a block drafter.")
+@click.option(
+    "--lanes", multiple=True, type=click.IntRange(1, 1024), default=(1, 8, 64), show_default=True,
+    help="Requests at once; repeatable.",
+)  # fmt: skip
+@click.option("--length", type=click.IntRange(1, 62), help="Draft length.  [default: the drafter's block]")
+@click.option("--branches", type=click.IntRange(1, 62), default=1, show_default=True, help="Of each draft.")
+@click.option(
+    "--temperature", type=FiniteFloat(0.0, 100.0), default=0.0, show_default=True, help="0 is greedy."
+)
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1), default=64, show_default=True, help="Of every prompt."
+)
+@click.option(
+    "--max-new-tokens", type=click.IntRange(2), default=256, show_default=True, help="Of every answer."
+)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs of each side.")
+@click.option("--recorded/--no-recorded", default=True, help="What recording adds.")
+@click.option("--host", is_flag=True, help="Rounds that go through the host, too.")
+@json_option
+def decode(
+    target: str | None,
+    shape: str,
+    drafter: str,
+    lanes: Sequence[int],
+    length: int | None,
+    branches: int,
+    temperature: float,
+    prompt_tokens: int,
+    max_new_tokens: int,
+    repeats: int,
+    recorded: bool,
+    host: bool,
+    as_json: bool,
+) -> None:
+    """Decode one request a lane on this GPU, sides in turn, and compare their rates.
+
+    Answers never end early. Prompts are left out of the rates; times are those of the host's clock.
+    """
+    import torch
+
+    from dflash.bench.decode import DecodeSettings, document, measure
+    from dflash.bench.decode_models import RandomSubject, Subject, random_target
+    from dflash.bench.kernels import NoDevice
+
+    if not torch.cuda.is_available():
+        raise NoDevice("dflash bench decode")
+    subject: Subject
+    if target is None:
+        subject = RandomSubject(random_target(shape, "cuda", torch.bfloat16))
+        longest = subject.block
+    else:
+        subject, longest = _loaded(target, drafter)
+    given = DecodeSettings(
+        length or longest, branches, temperature, prompt_tokens, max_new_tokens, repeats, recorded, host
+    )
+    found = document(subject, given, measure(subject, given, lanes, talk))
+    emit(found, as_json, lambda console: _render(found, console))
+
+
+def _loaded(target: str, drafter: str) -> tuple[Any, int]:
+    """A target that never ends an answer, and the length of its drafter's block."""
+    from dataclasses import replace
+
+    from dflash.bench.decode_models import Subject
+    from dflash.drafters.build import default_length, parse_drafter
+    from dflash.target.load import load_target
+
+    loaded = replace(load_target(target, device="cuda"), eos=frozenset())
+    return Subject(loaded, drafter, drafter), default_length(parse_drafter(drafter))
+
+
+def _render(found: Mapping[str, Any], console: Console) -> None:
+    console.print(f"{found['target']}, drafter {found['drafter']}, on {found['device']}")
+    table = Table(box=None, pad_edge=False)
+    for name in ("lanes", "side", "tokens/s", "x plain", "emitted/round", "us/round", "recording", "written"):
+        table.add_column(name, justify="left" if name == "side" else "right")
+    for row in found["rows"]:
+        adds = [_share(row[name]) for name in ("overhead", "overhead_written")]
+        table.add_row(
+            str(row["lanes"]), row["side"], f"{row['tokens_per_second']:,.0f}", f"{row['speed_up']:.2f}",
+            f"{row['emitted_per_round']:.2f}", f"{row['round_us']:,.0f}", *adds,
+        )  # fmt: skip
+    console.print(table)
+    console.print("recording: what it adds to a round while decoding; written: until the file is closed")
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:+.1f} %"

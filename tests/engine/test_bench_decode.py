@@ -1,0 +1,37 @@
+"""`dflash bench decode` on a CPU: every side decodes the same number of tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+
+from dflash.bench.decode import DecodeSettings, document, measure
+from dflash.bench.decode_models import RandomSubject, random_target
+from dflash.bench.step_shapes import MODELS
+from dflash.target.native_layers import Way
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_side_decodes_all_tokens(
+    monkeypatch: pytest.MonkeyPatch, root: Path, temperature: float
+) -> None:
+    for module in ("dflash.engine.session", "dflash.bench.decode_models"):
+        monkeypatch.setattr(f"{module}.Way", lambda mode: Way(mode, impl="reference"))
+    small = {"num_hidden_layers": 4, "vocab_size": 160, "max_position_embeddings": 256, "hidden_size": 64}
+    small |= {"intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    subject = RandomSubject(random_target(MODELS[0], "cpu", torch.float32, **small), block=3)
+    given = DecodeSettings(3, 1, temperature, prompt_tokens=9, new_tokens=5, repeats=1, host=True)
+    found = document(subject, given, measure(subject, given, (1, 2)))
+    assert [row["side"] for row in found["rows"]] == 2 * [
+        "plain", "plain recorded", "plain host", "speculative", "speculative recorded", "speculative host",
+    ]  # fmt: skip
+    for row in found["rows"]:
+        assert [run["tokens"] for run in row["runs"]] == [4 * row["lanes"]]
+        assert (row["overhead"] is None) == ("recorded" not in row["side"])
+        assert row["emitted_per_round"] >= 1.0
+    schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(json.dumps(found)), schema)
