@@ -75,8 +75,9 @@ def _launch(
     product_triton.gate_up_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
         of.x, weight, of.gain, of.squares, out, *held, of.x.stride(0), out.stride(0),
         len(x), len(weight) // 2, depth, plan.blocks, of.parts, eps,
-        BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, STAGES=tile.stages, SPLITS=plan.splits,
-        EVEN=depth % tile.block_k == 0, NORM=of.own, PARTS=of.parts_at_once, SWAP=tile.swap,
+        BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, WAYS=tile.ways, STAGES=tile.stages,
+        SPLITS=plan.splits,
+        EVEN=depth % (tile.block_k * tile.ways) == 0, NORM=of.own, PARTS=of.parts_at_once, SWAP=tile.swap,
         PREFETCH=tile.prefetch, EARLY=tile.early, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip

@@ -10,13 +10,14 @@ from dflash.kernels.cache_rows import prefetch
 
 @triton.jit
 def enter(
-    W, left, right, low, depth, PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr
+    W, left, right, share, depth, PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Ask for the program's weights, which nothing writes, then wait for what came before."""
+    """Ask for the program's share of its weights, which nothing writes, then wait for what came before."""
     if PDL:
         if EARLY:
             tl.extra.cuda.gdc_launch_dependents()
         if PREFETCH > 0:
+            low = tl.program_id(2) * share
             line = tl.minimum(low + tl.arange(0, PREFETCH // 64) * 64, depth - 1)[None, :]
             prefetch(W + left.to(tl.int64)[:, None] * depth + line)
             prefetch(W + right.to(tl.int64)[:, None] * depth + line)
@@ -26,52 +27,70 @@ def enter(
 
 
 @triton.jit
+def _load(rows, at, depth, EVEN: tl.constexpr):
+    """Columns of some rows of a weight, zero past the depth."""
+    if EVEN:
+        return tl.load(rows + at)
+    return tl.load(rows + at, mask=at < depth, other=0.0)
+
+
+@triton.jit
+def _turned(x, WAYS: tl.constexpr):
+    """The last two dimensions in turn."""
+    return tl.trans(x, (0, 2, 1)) if WAYS > 1 else tl.trans(x)
+
+
+@triton.jit
 def pair_product(
-    X, W, Norm, rows, left, right, low, high, depth, stride_x,
-    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, NORM: tl.constexpr, SWAP: tl.constexpr,
+    X, W, Norm, rows, live, left, right, low, high, depth, stride_x,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, SWAP: tl.constexpr,
 ):  # fmt: skip
     """Depth low..high of the rows' products with the weight's rows `left` and `right` [HALF].
+
+    With several ways, each warp takes BLOCK_K columns of a turn of its own, which are added up at the end: a
+    chain of products that wait for one another is as much shorter.
 
     Returns two [BLOCK_M, HALF] in float32 and the rows' sums of squares [BLOCK_M]. The rows are scaled by the
     norm's weight here; one over their root mean square commutes with the product and is left to the caller.
     """
-    k = tl.arange(0, BLOCK_K)
+    m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)[None, :]
     x_rows = X + rows.to(tl.int64)[:, None] * stride_x
     a_rows = W + left.to(tl.int64)[:, None] * depth
     b_rows = W + right.to(tl.int64)[:, None] * depth
-    if SWAP:
-        a_sum = tl.zeros([HALF, BLOCK_M], tl.float32)
-        b_sum = tl.zeros([HALF, BLOCK_M], tl.float32)
+    here, diagonal = live[:, None], m[:, None] == m[None, :]
+    if WAYS > 1:
+        k = k[None, :, :] + tl.arange(0, WAYS)[:, None, None] * BLOCK_K
+        x_rows, a_rows, b_rows = x_rows[None, :, :], a_rows[None, :, :], b_rows[None, :, :]
+        here, diagonal = here[None, :, :], diagonal[None, :, :]
+        a_sum = tl.zeros([WAYS, HALF, BLOCK_M] if SWAP else [WAYS, BLOCK_M, HALF], tl.float32)
+        gram = tl.zeros([WAYS, BLOCK_M, BLOCK_M], tl.float32)
     else:
-        a_sum = tl.zeros([BLOCK_M, HALF], tl.float32)
-        b_sum = tl.zeros([BLOCK_M, HALF], tl.float32)
-    gram = tl.zeros([BLOCK_M, BLOCK_M], tl.float32)
-    for start in tl.range(low, high, BLOCK_K, num_stages=STAGES):
-        at = (start + k)[None, :]
-        if EVEN:
-            x, a, b = tl.load(x_rows + at), tl.load(a_rows + at), tl.load(b_rows + at)
-        else:
-            keep = at < depth
-            x = tl.load(x_rows + at, mask=keep, other=0.0)
-            a = tl.load(a_rows + at, mask=keep, other=0.0)
-            b = tl.load(b_rows + at, mask=keep, other=0.0)
+        a_sum = tl.zeros([HALF, BLOCK_M] if SWAP else [BLOCK_M, HALF], tl.float32)
+        gram = tl.zeros([BLOCK_M, BLOCK_M], tl.float32)
+    b_sum = a_sum
+    for start in tl.range(low, high, BLOCK_K * WAYS, num_stages=STAGES):
+        at = start + k
+        a, b = _load(a_rows, at, depth, EVEN), _load(b_rows, at, depth, EVEN)
+        # rows that are not there cost no traffic: with few rows, x is as much as the weight
+        x = tl.load(x_rows + at, mask=here if EVEN else here & (at < depth), other=0.0)
         if NORM:
             # its diagonal, made by the matrix unit: a sum over each row would wait for all threads
-            gram = tl.dot(x, tl.trans(x), gram, input_precision="ieee")
-            gain = tl.load(Norm + at) if EVEN else tl.load(Norm + at, mask=at < depth, other=0.0)
+            gram = tl.dot(x, _turned(x, WAYS), gram, input_precision="ieee")
+            gain = _load(Norm, at, depth, EVEN)
             x = (x.to(tl.float32) * gain.to(tl.float32)).to(a.dtype)
         if SWAP:
-            a_sum = tl.dot(a, tl.trans(x), a_sum, input_precision="ieee")
-            b_sum = tl.dot(b, tl.trans(x), b_sum, input_precision="ieee")
+            a_sum = tl.dot(a, _turned(x, WAYS), a_sum, input_precision="ieee")
+            b_sum = tl.dot(b, _turned(x, WAYS), b_sum, input_precision="ieee")
         else:
-            a_sum = tl.dot(x, tl.trans(a), a_sum, input_precision="ieee")
-            b_sum = tl.dot(x, tl.trans(b), b_sum, input_precision="ieee")
+            a_sum = tl.dot(x, _turned(a, WAYS), a_sum, input_precision="ieee")
+            b_sum = tl.dot(x, _turned(b, WAYS), b_sum, input_precision="ieee")
+    gram = tl.where(diagonal, gram, 0.0)
+    if WAYS > 1:
+        a_sum, b_sum, gram = tl.sum(a_sum, 0), tl.sum(b_sum, 0), tl.sum(gram, 0)
     if SWAP:
         a_sum, b_sum = tl.trans(a_sum), tl.trans(b_sum)
-    m = tl.arange(0, BLOCK_M)
-    squares = tl.sum(tl.where(m[:, None] == m[None, :], gram, 0.0), 1)
-    return a_sum, b_sum, squares
+    return a_sum, b_sum, tl.sum(gram, 1)
 
 
 @triton.jit

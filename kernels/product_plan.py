@@ -7,10 +7,14 @@ from typing import Literal, NamedTuple
 from dflash.kernels.attention_plan import Mode
 
 Product = Literal["qkv", "gate-up", "rows"]
-Size = Literal["small", "large"]
+Size = Literal["small", "deep", "medium", "long", "large", "wide"]
 
 EXACT_ROWS = 64
 SMALL_WEIGHT = 1 << 21
+MEDIUM_WEIGHT = 1 << 24
+DEEP = 1024
+LONG = 8192
+WIDE = 16384
 LEAST_SPLIT = 512
 
 
@@ -31,6 +35,8 @@ class ProductTile(NamedTuple):
     power of two."""
     early: bool
     """Let the next kernel start before this one has waited for the one before."""
+    ways: int = 1
+    """Parts of the depth that a program's warps work on at once, `block_k` each; 1, or one a warp."""
 
 
 class ProductPlan(NamedTuple):
@@ -42,36 +48,66 @@ class ProductPlan(NamedTuple):
     column_tiles: int
     splits: int
     blocks: int
-    """Depth of a split, in `block_k`."""
+    """Depth of a split, in turns of `block_k` x `ways`."""
 
 
-# not measured yet: chosen by bytes in flight, to be swept by dflash/bench/product_sweep.py.
-# small: weights of at most two million numbers, where latency counts; a depth split costs a merge there
+# swept on an H200 by dflash/bench/product_sweep.py, norms carried as in a step; those of 64 rows are not, but
+# for the widest
 TILES: dict[tuple[Product, int, Size], ProductTile] = {
-    ("qkv", 16, "small"): ProductTile(16, 64, 4, 4, 1, True, 512, False),
-    ("qkv", 32, "small"): ProductTile(16, 64, 4, 4, 1, True, 512, False),
+    ("qkv", 16, "small"): ProductTile(8, 64, 2, 6, 1, False, 2048, False, 2),
+    ("qkv", 32, "small"): ProductTile(8, 64, 2, 9, 1, False, 1024, False),
     ("qkv", 64, "small"): ProductTile(16, 128, 4, 4, 1, True, 1024, True),
-    ("qkv", 16, "large"): ProductTile(32, 128, 4, 4, 132, False, 1024, True),
-    ("qkv", 32, "large"): ProductTile(32, 128, 4, 4, 132, False, 1024, True),
-    ("qkv", 64, "large"): ProductTile(64, 64, 4, 4, 132, True, 1024, True),
-    ("gate-up", 16, "small"): ProductTile(16, 64, 4, 4, 1, True, 512, False),
-    ("gate-up", 32, "small"): ProductTile(16, 64, 4, 4, 1, True, 512, False),
+    ("qkv", 16, "medium"): ProductTile(16, 128, 2, 5, 132, False, 1024, False),
+    ("qkv", 32, "medium"): ProductTile(8, 256, 2, 4, 132, False, 1024, False),
+    ("qkv", 64, "medium"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
+    ("qkv", 16, "large"): ProductTile(16, 128, 2, 5, 132, False, 1024, False),
+    ("qkv", 32, "large"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
+    ("qkv", 64, "large"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
+    ("gate-up", 16, "small"): ProductTile(16, 64, 2, 6, 1, True, 2048, False, 2),
+    ("gate-up", 32, "small"): ProductTile(16, 64, 4, 9, 1, True, 2048, False),
     ("gate-up", 64, "small"): ProductTile(16, 128, 4, 4, 1, True, 1024, True),
-    ("gate-up", 16, "large"): ProductTile(32, 128, 4, 4, 132, False, 1024, True),
-    ("gate-up", 32, "large"): ProductTile(32, 128, 4, 4, 132, False, 1024, True),
+    ("gate-up", 16, "medium"): ProductTile(16, 128, 2, 5, 132, False, 1024, False),
+    ("gate-up", 32, "medium"): ProductTile(8, 256, 2, 4, 132, False, 1024, False),
+    ("gate-up", 64, "medium"): ProductTile(64, 64, 4, 4, 132, True, 1024, True),
+    ("gate-up", 16, "large"): ProductTile(32, 128, 2, 5, 132, False, 512, False),
+    ("gate-up", 32, "large"): ProductTile(64, 128, 4, 5, 132, False, 512, False),
     ("gate-up", 64, "large"): ProductTile(64, 64, 4, 4, 132, True, 1024, True),
-    ("rows", 16, "small"): ProductTile(8, 256, 2, 3, 1, False, 1024, True),
-    ("rows", 32, "small"): ProductTile(8, 256, 2, 3, 1, False, 1024, True),
+    ("rows", 16, "small"): ProductTile(8, 64, 2, 6, 1, False, 2048, False, 2),
+    ("rows", 32, "small"): ProductTile(8, 64, 2, 9, 1, False, 512, False),
     ("rows", 64, "small"): ProductTile(16, 128, 4, 4, 1, False, 2048, True),
-    ("rows", 16, "large"): ProductTile(32, 128, 4, 4, 264, False, 1024, True),
-    ("rows", 32, "large"): ProductTile(32, 128, 4, 4, 264, False, 1024, True),
+    ("rows", 16, "deep"): ProductTile(8, 64, 2, 6, 1, False, 2048, False, 2),
+    ("rows", 32, "deep"): ProductTile(8, 64, 4, 3, 1, False, 512, False, 4),
+    ("rows", 64, "deep"): ProductTile(16, 128, 4, 4, 1, False, 2048, True),
+    ("rows", 16, "medium"): ProductTile(8, 64, 2, 9, 132, False, 512, False),
+    ("rows", 32, "medium"): ProductTile(8, 64, 2, 9, 132, False, 512, False),
+    ("rows", 64, "medium"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
+    ("rows", 16, "long"): ProductTile(32, 128, 4, 5, 132, False, 512, False),
+    ("rows", 32, "long"): ProductTile(32, 128, 4, 5, 132, True, 512, False),
+    ("rows", 64, "long"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
+    ("rows", 16, "large"): ProductTile(32, 128, 4, 5, 132, False, 512, False),
+    ("rows", 32, "large"): ProductTile(64, 128, 4, 5, 132, True, 512, False),
     ("rows", 64, "large"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
+    ("rows", 16, "wide"): ProductTile(64, 64, 4, 9, 132, True, 512, True),
+    ("rows", 32, "wide"): ProductTile(64, 64, 4, 9, 132, True, 512, True),
+    ("rows", 64, "wide"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
 }
 
 
 def block_of(rows: int, mode: Mode) -> int:
     """Rows of a tile: those of the call, rounded up; always the same in `replay-exact`."""
     return EXACT_ROWS if mode == "replay-exact" else min(max(1 << (rows - 1).bit_length(), 16), EXACT_ROWS)
+
+
+def size_of(product: Product, columns: int, depth: int) -> Size:
+    """What limits a product: with a small weight the latency, which grows with the depth; else its bytes."""
+    numbers = columns * depth
+    if product == "rows" and columns >= WIDE:
+        return "wide"
+    if numbers <= SMALL_WEIGHT:
+        return "deep" if product == "rows" and depth >= DEEP else "small"
+    if numbers <= MEDIUM_WEIGHT:
+        return "long" if product == "rows" and depth >= LONG else "medium"
+    return "large"
 
 
 def product_plan(
@@ -95,12 +131,12 @@ def product_plan(
         group: pairs that no tile may cross, as those of a head; 0 for none.
     """
     block_m = block_of(rows, mode)
-    size: Size = "small" if 2 * pairs * depth <= SMALL_WEIGHT else "large"
-    tile = tile or TILES[product, block_m, size]
+    tile = tile or TILES[product, block_m, size_of(product, 2 * pairs, depth)]
     row_tiles = -(-rows // block_m)
     column_tiles = pairs // group * -(-group // tile.half) if group else -(-pairs // tile.half)
     busy = column_tiles * (1 if mode == "replay-exact" else row_tiles)
     wanted = min(tile.programs // busy, depth // LEAST_SPLIT)
-    blocks = -(-depth // (max(wanted, 1) * tile.block_k))
-    splits = -(-depth // (blocks * tile.block_k))
+    turn = tile.block_k * tile.ways
+    blocks = -(-depth // (max(wanted, 1) * turn))
+    splits = -(-depth // (blocks * turn))
     return ProductPlan(tile, block_m, row_tiles, column_tiles, splits, blocks)

@@ -7,6 +7,9 @@ import triton.language as tl
 
 from dflash.kernels.pair_product import enter, leave_split, pair_product, sum_splits
 
+# wider tiles have no registers for what could be loaded before the products
+MOST_AHEAD = tl.constexpr(16)
+
 
 @triton.jit
 def _root(squares, depth, eps):
@@ -31,21 +34,19 @@ def _load_squares(Before, rows, count, base, parts, PARTS: tl.constexpr):
 @triton.jit
 def _products(
     X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, parts, stride_x,
-    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
+    STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
-    PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """This program's two tiles over the whole depth, and whether it is the one that has them."""
-    split = tl.program_id(2)
-    low = split * blocks * BLOCK_K
-    enter(W, left, right, low, depth, PREFETCH, EARLY, PDL)
+    split, share = tl.program_id(2), blocks * (BLOCK_K * WAYS)
+    low = split * share
     if PARTS > 0:
         # on their way while the products are made
         before = _load_squares(Before, rows, count, 0, parts, PARTS)
-    # rows past the last repeat it: they are computed and never stored
     a_sum, b_sum, squares = pair_product(
-        X, W, Norm, tl.minimum(rows, count - 1), left, right, low, tl.minimum(low + blocks * BLOCK_K, depth),
-        depth, stride_x, BLOCK_M, HALF, BLOCK_K, STAGES, EVEN, NORM, SWAP,
+        X, W, Norm, rows, rows < count, left, right, low, tl.minimum(low + share, depth), depth,
+        stride_x, BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, EVEN, NORM, SWAP,
     )  # fmt: skip
     mine = split >= 0
     if SPLITS > 1:
@@ -66,15 +67,27 @@ def _products(
 
 
 @triton.jit
-def _leave_half(Out, Gain, Gained, value, rows, own, keep, stride_out, stride_gained, CARRY: tl.constexpr):
-    """Store a tile of the output, and for the norm that follows its gained rows; return its sums of squares."""
+def _residual(
+    Residual, rows, own, keep, stride, LOAD: tl.constexpr, BLOCK_M: tl.constexpr, HALF: tl.constexpr
+):
+    """A tile of the residual, or zeros."""
+    if LOAD:
+        at = Residual + rows.to(tl.int64)[:, None] * stride + own[None, :]
+        return tl.load(at, mask=keep, other=0.0).to(tl.float32)
+    return tl.zeros([BLOCK_M, HALF], tl.float32)
+
+
+@triton.jit
+def _leave_half(
+    Out, Gained, value, gain, rows, own, keep, stride_out, stride_gained, CARRY: tl.constexpr
+):  # fmt: skip
+    """Store a tile of the output, and its rows with gain for the norm ahead; return its sums of squares."""
     stored = value.to(Out.dtype.element_ty)
     tl.store(Out + rows.to(tl.int64)[:, None] * stride_out + own[None, :], stored, mask=keep)
     wide = tl.where(keep, stored.to(tl.float32), 0.0)
     if CARRY:
-        gain = tl.load(Gain + own[None, :], mask=keep, other=0.0).to(tl.float32)
         to = Gained + rows.to(tl.int64)[:, None] * stride_gained + own[None, :]
-        tl.store(to, (wide * gain).to(Out.dtype.element_ty), mask=keep)
+        tl.store(to, (wide * gain.to(tl.float32)[None, :]).to(Out.dtype.element_ty), mask=keep)
     return tl.sum(wide * wide, 1)
 
 
@@ -82,18 +95,26 @@ def _leave_half(Out, Gain, Gained, value, rows, own, keep, stride_out, stride_ga
 def row_kernel(
     X, W, Norm, Before, Bias, Residual, Out, Gain, Gained, Sums, Parts, Squares, Tickets,
     stride_x, stride_residual, stride_out, stride_gained, count, columns, depth, blocks, parts, eps,
-    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
+    STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, CARRY: tl.constexpr, SWAP: tl.constexpr, PREFETCH: tl.constexpr,
     EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows times a weight, plus bias and residual; grid (column tiles, row tiles, splits)."""
+    AHEAD: tl.constexpr = HALF <= MOST_AHEAD
     rows, live = _own_rows(count, BLOCK_M)
     own = tl.program_id(0) * (2 * HALF) + tl.arange(0, HALF)
     left, right = tl.minimum(own, columns - 1), tl.minimum(own + HALF, columns - 1)
+    keep_a, keep_b = live[:, None] & (own < columns)[None, :], live[:, None] & (own + HALF < columns)[None, :]
+    gain_a = tl.load(Gain + left) if CARRY else left
+    gain_b = tl.load(Gain + right) if CARRY else right
+    enter(W, left, right, blocks * (BLOCK_K * WAYS), depth, PREFETCH, EARLY, PDL)
+    rest_a = _residual(Residual, rows, own, keep_a, stride_residual, RESIDUAL and AHEAD, BLOCK_M, HALF)
+    rest_b = _residual(Residual, rows, own + HALF, keep_b, stride_residual, RESIDUAL and AHEAD, BLOCK_M, HALF)
     a, b, squares, mine = _products(
         X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, parts, stride_x,
-        BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP, PREFETCH, EARLY, PDL,
+        BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP,
     )  # fmt: skip
     if mine:
         if NORM or PARTS > 0:
@@ -102,14 +123,15 @@ def row_kernel(
         if BIAS:
             a += tl.load(Bias + left).to(tl.float32)[None, :]
             b += tl.load(Bias + right).to(tl.float32)[None, :]
-        keep_a = live[:, None] & (own < columns)[None, :]
-        keep_b = live[:, None] & (own + HALF < columns)[None, :]
         if RESIDUAL:
-            at = Residual + rows.to(tl.int64)[:, None] * stride_residual + own[None, :]
-            a += tl.load(at, mask=keep_a, other=0.0).to(tl.float32)
-            b += tl.load(at + HALF, mask=keep_b, other=0.0).to(tl.float32)
-        sums = _leave_half(Out, Gain, Gained, a, rows, own, keep_a, stride_out, stride_gained, CARRY)
-        sums += _leave_half(Out, Gain, Gained, b, rows, own + HALF, keep_b, stride_out, stride_gained, CARRY)
+            if not AHEAD:
+                rest_a = _residual(Residual, rows, own, keep_a, stride_residual, True, BLOCK_M, HALF)
+                rest_b = _residual(Residual, rows, own + HALF, keep_b, stride_residual, True, BLOCK_M, HALF)
+            a, b = a + rest_a, b + rest_b
+        sums = _leave_half(Out, Gained, a, gain_a, rows, own, keep_a, stride_out, stride_gained, CARRY)
+        sums += _leave_half(
+            Out, Gained, b, gain_b, rows, own + HALF, keep_b, stride_out, stride_gained, CARRY
+        )
         if CARRY:
             tl.store(Sums + tl.program_id(0) * count + rows, sums, mask=live)
 
@@ -118,7 +140,8 @@ def row_kernel(
 def gate_up_kernel(
     X, W, Norm, Before, Out, Parts, Squares, Tickets,
     stride_x, stride_out, count, inner, depth, blocks, parts, eps,
-    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
+    STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
     PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -126,9 +149,10 @@ def gate_up_kernel(
     rows, live = _own_rows(count, BLOCK_M)
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
     left = tl.minimum(own, inner - 1)
+    enter(W, left, left + inner, blocks * (BLOCK_K * WAYS), depth, PREFETCH, EARLY, PDL)
     gate, up, squares, mine = _products(
         X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, left + inner, depth, blocks, parts,
-        stride_x, BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP, PREFETCH, EARLY, PDL,
+        stride_x, BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP,
     )  # fmt: skip
     if mine:
         if NORM or PARTS > 0:
@@ -149,21 +173,17 @@ def _head_norm(a, b, Gain, left, real, eps, TURN: tl.constexpr):
 
 
 @triton.jit
-def _turn(a, b, Cos, Sin, Positions, rows, live, left, TURN: tl.constexpr):
-    """Rotary positions: turn the pairs (i, i + half a head)."""
-    position = tl.load(Positions + rows, mask=live, other=0).to(tl.int64)
+def _turns(Cos, Sin, position, left, TURN: tl.constexpr):
+    """Cosines and sines of the pairs (i, i + half a head) at the rows' positions."""
     at = position[:, None] * TURN + left[None, :]
-    cos, sin = tl.load(Cos + at), tl.load(Sin + at)
-    return a * cos - b * sin, b * cos + a * sin
+    return tl.load(Cos + at), tl.load(Sin + at)
 
 
 @triton.jit
 def _append(
-    Cache, a, b, head, Places, rows, live, own, real, stride_b, stride_h, stride_r, TURN: tl.constexpr
+    Cache, a, b, head, block, row, own, real, stride_b, stride_h, stride_r, TURN: tl.constexpr
 ):  # fmt: skip
     """Write a head of K or V where the rows have their places; a negative block has none."""
-    block = tl.load(Places + 2 * rows, mask=live, other=-1).to(tl.int64)
-    row = tl.load(Places + 2 * rows + 1, mask=block >= 0, other=0).to(tl.int64)
     to = Cache + (block * stride_b + row * stride_r + head.to(tl.int64) * stride_h)[:, None] + own[None, :]
     keep = (block >= 0)[:, None] & real[None, :]
     tl.store(to, a.to(Cache.dtype.element_ty), mask=keep)
@@ -176,22 +196,30 @@ def qkv_kernel(
     stride_x, stride_q, stride_kb, stride_kh, stride_kr, stride_vb, stride_vh, stride_vr,
     count, depth, blocks, parts, eps, head_eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, TURN: tl.constexpr,
-    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
+    STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
     HEAD_NORM: tl.constexpr, SWAP: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries to Q, keys and values to the cache; grid (heads x pieces of a half, row tiles, splits)."""
     PIECES: tl.constexpr = (TURN + HALF - 1) // HALF
+    AHEAD: tl.constexpr = HALF <= MOST_AHEAD
     rows, live = _own_rows(count, BLOCK_M)
     head = tl.program_id(0) // PIECES
     own = tl.program_id(0) % PIECES * HALF + tl.arange(0, HALF)
     real = own < TURN
     inside = tl.minimum(own, TURN - 1)
     left = head * (2 * TURN) + inside
+    enter(W, left, left + TURN, blocks * (BLOCK_K * WAYS), depth, PREFETCH, EARLY, PDL)
+    position = tl.load(Positions + rows, mask=live, other=0).to(tl.int64)
+    block = tl.load(Places + 2 * rows, mask=live, other=-1).to(tl.int64)
+    row = tl.load(Places + 2 * rows + 1, mask=live, other=0).to(tl.int64)
+    if AHEAD:
+        cos, sin = _turns(Cos, Sin, position, inside, TURN)
     a, b, squares, mine = _products(
         X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, left + TURN, depth, blocks, parts,
-        stride_x, BLOCK_M, HALF, BLOCK_K, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP, PREFETCH, EARLY, PDL,
+        stride_x, BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP,
     )  # fmt: skip
     if mine:
         if NORM or PARTS > 0:
@@ -204,7 +232,9 @@ def qkv_kernel(
             if HEAD_NORM:
                 gain = QNorm if head < HEADS else KNorm
                 a, b = _head_norm(a, b, gain, inside, real, head_eps, TURN)
-            a, b = _turn(a, b, Cos, Sin, Positions, rows, live, inside, TURN)
+            if not AHEAD:
+                cos, sin = _turns(Cos, Sin, position, inside, TURN)
+            a, b = a * cos - b * sin, b * cos + a * sin
         if head < HEADS:
             keep = live[:, None] & real[None, :]
             to = Q + rows.to(tl.int64)[:, None] * stride_q + head * (2 * TURN) + own[None, :]
@@ -212,10 +242,9 @@ def qkv_kernel(
             tl.store(to + TURN, b.to(Q.dtype.element_ty), mask=keep)
         elif head < HEADS + KV_HEADS:
             _append(
-                K, a, b, head - HEADS, Places, rows, live, own, real, stride_kb, stride_kh, stride_kr, TURN
+                K, a, b, head - HEADS, block, row, own, real, stride_kb, stride_kh, stride_kr, TURN
             )  # fmt: skip
         else:
             _append(
-                V, a, b, head - HEADS - KV_HEADS, Places, rows, live, own, real, stride_vb, stride_vh,
-                stride_vr, TURN,
+                V, a, b, head - HEADS - KV_HEADS, block, row, own, real, stride_vb, stride_vh, stride_vr, TURN
             )  # fmt: skip

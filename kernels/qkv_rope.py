@@ -172,8 +172,10 @@ def _launch(
         of.x.stride(0), out.stride(0), *k.stride()[:3], *v.stride()[:3],
         len(x), depth, plan.blocks, of.parts, eps, norms.eps if norms else eps,
         HEADS=heads, KV_HEADS=k.shape[1], TURN=k.shape[3] // 2,
-        BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, STAGES=tile.stages, SPLITS=plan.splits,
-        EVEN=depth % tile.block_k == 0, NORM=of.own, PARTS=of.parts_at_once, BIAS=bias is not None,
+        BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, WAYS=tile.ways, STAGES=tile.stages,
+        SPLITS=plan.splits,
+        EVEN=depth % (tile.block_k * tile.ways) == 0, NORM=of.own, PARTS=of.parts_at_once,
+        BIAS=bias is not None,
         HEAD_NORM=norms is not None, SWAP=tile.swap, PREFETCH=tile.prefetch, EARLY=tile.early, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
     )  # fmt: skip

@@ -22,30 +22,47 @@ from dflash.bench.kernel_products import (
 )
 from dflash.bench.kernel_timing import rotations, time_graph
 from dflash.bench.sweep_run import run_sweep
-from dflash.kernels.product_plan import SMALL_WEIGHT, ProductTile, block_of
+from dflash.kernels.product_plan import ProductTile, block_of, size_of
 
 WORKERS = 14
 SHARED = 227 << 10
 
 
+_HALVES = {"small": (8, 16), "deep": (8, 16), "medium": (8, 16), "long": (16, 32)}
+IN_FLIGHT = 768
+
+
 def tiles_of(shape: ProductShape) -> Iterator[ProductTile]:
-    """Tiles to try: what fits the device, with programs enough, and depths that tiles divide."""
+    """Tiles to try: what fits the device, with programs enough and as many columns in flight as another."""
     rows = block_of(shape.rows, "fast")
-    small = shape.columns * shape.depth <= SMALL_WEIGHT
-    halves, depths = ([8, 16, 32], [64, 128, 256]) if small else ([16, 32, 64], [64, 128])
-    for half, block_k, warps, swap in itertools.product(halves, depths, [2, 4, 8], [False, True]):
-        if (shape.head_norms and half < shape.head // 2) or (swap and half == 8) or shape.depth % block_k:
+    size = size_of(shape.kernel, shape.columns, shape.depth)
+    for half, swap, warps, block_k in itertools.product(
+        _HALVES.get(size, (32, 64)), [False, True], [1, 2, 4, 8], [16, 32, 64, 128, 256]
+    ):
+        if (shape.head_norms and half < shape.head // 2) or (swap and half == 8):
             continue
-        if (warps == 2 and half * rows > 16 * 32) or (warps == 8 and half * rows < 32 * 64):
-            continue
-        for stages in {64: [4, 6, 9], 128: [3, 5], 256: [2, 3]}[block_k][: 3 if small else 2]:
-            if stages * block_k * (2 * half + rows) * 2 <= SHARED:
-                yield ProductTile(half, block_k, warps, stages, 1 if small else 132, swap, 1024, False)
+        for ways in {1, warps} if size in _HALVES else {1}:
+            turn = block_k * ways
+            one = ways == 1
+            if not 64 <= turn <= (256 if one else 512) or shape.depth % (turn if one else 64):
+                continue
+            if block_k > 64 and not one or one and not _fills(half * rows, warps):
+                continue
+            stages = min(max(2, IN_FLIGHT // turn), 9)
+            if stages * turn * (2 * half + rows) * 2 <= SHARED:
+                programs = 1 if size in ("small", "deep") else 132
+                yield ProductTile(half, block_k, warps, stages, programs, swap, 1024, False, ways)
+
+
+def _fills(numbers: int, warps: int) -> bool:
+    """Whether a tile's products give each warp something to do, and none too much."""
+    return 64 * warps <= numbers <= 512 * warps or (warps == 8 and numbers >= 4096)
 
 
 def compiled_as(shape: ProductShape, tile: ProductTile) -> tuple[object, ...]:
     """Shapes that agree in this share compiled code."""
-    return shape.kernel, block_of(shape.rows, "fast"), shape.head, *shape[-2:], tile
+    even = shape.depth % (tile.block_k * tile.ways) == 0
+    return shape.kernel, block_of(shape.rows, "fast"), shape.head, *shape[-2:], even, tile
 
 
 def _compile(job: tuple[ProductShape, ProductTile]) -> None:
@@ -60,10 +77,10 @@ def _compile(job: tuple[ProductShape, ProductTile]) -> None:
 
 
 def run_time_parts(tile: ProductTile) -> Iterator[ProductTile]:
-    """Other splits, prefetches and starts of a good tile; prefetch and start are compiled anew."""
-    splits = [1] if tile.programs == 1 else [1, 132, 264]
-    for programs, prefetch, early in itertools.product(splits, [512, 2048], [False, True]):
-        yield tile._replace(programs=programs, prefetch=prefetch, early=early)
+    """Other splits and prefetches of a good tile; prefetch is compiled anew."""
+    splits = [1] if tile.programs == 1 else [132, 264, 528]
+    for programs, prefetch in itertools.product(splits, [512, 1024, 2048]):
+        yield tile._replace(programs=programs, prefetch=prefetch)
 
 
 @torch.inference_mode()

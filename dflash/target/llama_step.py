@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dflash.kernels.embed_rows import embed_rows
 from dflash.kernels.lm_head_topk import HeadScores, lm_head_topk
 from dflash.kernels.qkv_rope import Rotary
 from dflash.kernels.row_product import row_product
@@ -107,13 +108,15 @@ class LlamaStep:
         """
         inputs, hidden = space.inputs, space.hidden
         kept = self._kept(space)
-        hidden.copy_(torch.nn.functional.embedding(inputs.tokens, self.embedding))
+        norm = space.work.first_norm._replace(gain=self.layers[0].norm)
+        embed_rows(inputs.tokens, self.embedding, hidden, norm, impl=self.way.impl, pdl=self.way.pdl)
         if 0 in kept:
             kept[0].copy_(hidden)
         rows = Rows(hidden, inputs.positions, inputs.places, self.rotary)
         last = run_layers(
-            self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way, kept, self.norm
-        )
+            self.layers, self.sizes, rows, norm, cache, self._attend(space), space.work, self.way, kept,
+            self.norm,
+        )  # fmt: skip
         end = len(self.layers)
         if end in kept:
             kept[end].copy_(final_norm(last.hidden, self.norm, self.sizes.eps))

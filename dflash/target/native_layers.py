@@ -62,6 +62,8 @@ class Workspace:
     """Of what follows the attention; the layer's weight stands in it while it runs."""
     next_norm: CarriedNorm
     """Of what follows a layer."""
+    first_norm: CarriedNorm
+    """Of embeddings."""
     scratch: ProductScratch | None
 
     @classmethod
@@ -69,12 +71,14 @@ class Workspace:
         """Allocate for layers like this one."""
         like = layer.norm
         width = sizes.heads * sizes.head
+        following = carried_norm(like, rows, sizes.inner, way.mode)
         return cls(
             like.new_empty(rows, width),
             like.new_empty(rows, width),
             like.new_empty(rows, sizes.inner),
             carried_norm(layer.mlp_norm, rows, width, way.mode),
-            carried_norm(layer.norm, rows, sizes.inner, way.mode),
+            following,
+            following._replace(squares=following.squares.new_empty(1, rows)),
             _scratch(sizes, layer, rows, way) if way.impl == "triton" else None,
         )
 
@@ -130,6 +134,7 @@ def run_layers(
     layers: Sequence[LayerWeights],
     sizes: Sizes,
     rows: Rows,
+    norm: Norm,
     cache: Sequence[KeyValue],
     attend: Attend,
     space: Workspace,
@@ -140,6 +145,7 @@ def run_layers(
     """Run rows through all layers.
 
     Args:
+        norm: of the rows, the first layer's.
         attend: given the layer's index, queries `[rows, heads x head]`, keys, values and where to write,
             `[rows, heads x head]`.
         kept: by index i, where the input of layer i is to stay, `[rows, hidden]`; of layers after the first.
@@ -147,7 +153,7 @@ def run_layers(
         final: weight of a norm that reads what comes after the last layer.
     """
     goals = {index: goal for index, goal in (kept or {}).items() if index < len(layers)}
-    x, norm = rows.hidden, layers[0].norm
+    x = rows.hidden
     gains = [*(layer.norm for layer in layers[1:]), final]
     for index, (layer, store, gain) in enumerate(zip(layers, cache, gains, strict=True)):
         ahead = None if gain is None else space.next_norm._replace(gain=gain)

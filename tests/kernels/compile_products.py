@@ -40,7 +40,7 @@ def compile_qkv(
     rows: int, tile: ProductTile, depth: int, head: int = 64, normed: bool = False, bias: bool = False,
     heads: int = 4, own: bool = False,
 ) -> list[object]:  # fmt: skip
-    """K6 for 2 KV heads, with a norm that was carried or its own; without query heads, as contexts of block drafters come, no norm of rows."""
+    """K6 for 2 KV heads, with a norm that was carried or its own; none where a context is appended."""
     x, weight, cache = zeros(rows, depth), zeros((heads + 4) * head, depth), zeros(1, 2, 64, head)
     rotary = qkv_rope.Rotary(*torch.zeros(2, 8, head // 2))
     norms = qkv_rope.HeadNorms(zeros(head), zeros(head), 1e-6) if normed else None
@@ -89,7 +89,7 @@ def configurations() -> dict[str, list[object]]:
     make = {"qkv": compile_qkv, "gate-up": compile_gate_up, "rows": compile_rows}
     found: dict[str, list[object]] = {}
     for (product, rows, size), tile in TILES.items():
-        depth = 576 if size == "small" else 4096
+        depth = {"small": 576, "deep": 1536, "medium": 2048}.get(size, 4096)
         found[f"{product} {rows} {size}"] = make[product](rows, tile, depth)
         if product != "rows":
             found[f"{product} {rows} {size} own norm"] = make[product](rows, tile, depth, own=True)

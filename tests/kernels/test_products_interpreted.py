@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dflash.kernels.embed_rows import embed_rows
 from dflash.kernels.gate_up import gate_up
 from dflash.kernels.product_plan import TILES, ProductTile
 from dflash.kernels.product_scratch import product_scratch
@@ -27,7 +28,12 @@ LIMIT = {torch.float32: 1e-6, torch.float16: 2e-3}
 PLAIN = ProductTile(16, 64, 4, 3, 1, False, 0, True)
 SPLIT = ProductTile(32, 32, 4, 3, 10**6, True, 0, False)
 DTYPE = {"fp32": torch.float32, "fp16": torch.float16}
-WAYS = {"fp32 split": (torch.float32, SPLIT), "fp16 whole": (torch.float16, PLAIN)}
+WAYS = {
+    "fp32 split": (torch.float32, SPLIT),
+    "fp16 whole": (torch.float16, PLAIN),
+    "fp32 split by warps": (torch.float32, SPLIT._replace(half=8, swap=False, block_k=16, ways=2)),
+    "fp16 by warps": (torch.float16, PLAIN._replace(swap=True, block_k=16, ways=4)),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +88,8 @@ def test_a_norm_is_carried_from_launch_to_launch(rows: int, tile: ProductTile, d
         draw(1, 1, 512, DTYPE[dtype]).norm, poisoned(rows, 512, case.x), torch.full((parts, rows), torch.nan)
     )
     found = row_product(
-        case.x, case.weight, bias=case.bias, residual=case.residual, carry=carried, out=poisoned(rows, 512, case.x),
-        tile=tile,
+        case.x, case.weight, bias=case.bias, residual=case.residual, carry=carried,
+        out=poisoned(rows, 512, case.x), tile=tile,
     )  # fmt: skip
     assert_close("made", found, made, LIMIT[case.x.dtype])
     reader = draw(rows, 96, 512, DTYPE[dtype], seed=7)._replace(x=found.clone(), norm=carried.gain)
@@ -102,6 +108,22 @@ def test_a_norm_is_carried_from_launch_to_launch(rows: int, tile: ProductTile, d
     carrying = heads._replace(rows=heads.rows._replace(x=found, norm=carried))
     for ours, theirs in zip(run(carrying), queries, strict=True):
         assert_close("heads", *same_holes(ours, theirs), LIMIT[case.x.dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPE)
+@pytest.mark.parametrize(("rows", "width", "scale"), [(1, 16, 1.0), (17, 144, 2.5)])
+def test_embeddings_with_their_norm(rows: int, width: int, scale: float, dtype: str) -> None:
+    g = torch.Generator().manual_seed(rows)
+    table = torch.randn(50, width, generator=g).to(DTYPE[dtype])
+    tokens = torch.randint(0, 50, (rows,), generator=g, dtype=torch.int32)
+    gain = draw(1, 1, width, DTYPE[dtype]).norm
+    for impl in ("triton", "reference"):
+        carried = CarriedNorm(gain, poisoned(rows, width, table), torch.full((1, rows), torch.nan))
+        found = embed_rows(tokens, table, poisoned(rows, width, table), carried, scale=scale, impl=impl)
+        expected = table[tokens.long()].double() * scale
+        assert_close("rows", found, expected, LIMIT[table.dtype])
+        assert_close("gained", carried.rows, expected * gain.double(), LIMIT[table.dtype])
+        assert_close("squares", carried.squares[0], found.double().square().sum(1), 1e-6)
 
 
 def run(case: Heads, *, bias: bool = False, head_norms: bool = False, norm: bool = True, **given: object):

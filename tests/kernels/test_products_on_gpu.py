@@ -9,6 +9,7 @@ from dflash.kernels.gate_up import gate_up, gate_up_plan
 from dflash.kernels.product_plan import TILES
 from dflash.kernels.product_scratch import product_scratch
 from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_rope
+from dflash.kernels.row_norm import carried_norm
 from dflash.kernels.row_product import row_plan, row_product
 from tests.kernels.product_cases import (
     Heads,
@@ -94,7 +95,7 @@ def test_heads_against_float64(
 @pytest.mark.parametrize("key", sorted(TILES), ids=lambda key: " ".join(map(str, key)))
 def test_every_tile_repeats_its_bits_split_or_not(key: tuple[str, int, str]) -> None:
     _, rows, size = key
-    depth = 576 if size == "small" else 4096
+    depth = {"small": 576, "deep": 1536}.get(size, 4096)
     case = draw(rows, 512, depth, torch.bfloat16)
     expected = product_oracle(case, 1e-6, norm=False, bias=False, residual=False)
     x, weight = case.to("cuda")[:2]
@@ -118,6 +119,24 @@ def test_replay_exact_ignores_the_other_rows(columns: int) -> None:
         assert torch.equal(gate_up(x, case.weight, case.norm, mode="replay-exact"), gated[rows])
 
 
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize(("rows", "width", "depth"), [(1, 576, 1536), (17, 576, 576), (40, 4096, 2048)])
+def test_a_carried_norm_is_the_norm(rows: int, width: int, depth: int, dtype: torch.dtype) -> None:
+    case, reader = draw(rows, width, depth, dtype), draw(rows, 992, width, dtype, seed=5)
+    for mode in ("fast", "replay-exact"):
+        carried = carried_norm(reader.norm.cuda(), rows, depth, mode)
+        x, weight, _, _, residual = case.to("cuda")
+        made = row_product(x, weight, residual=residual, carry=carried, mode=mode)
+        expected = product_oracle(case, 1e-6, norm=False, bias=False, residual=True)
+        assert_close("made", made, expected, LIMIT[dtype])
+        seen = reader._replace(x=made.cpu())
+        found = row_product(made, reader.weight.cuda(), norm=carried, mode=mode)
+        wanted = product_oracle(seen, 1e-6, norm=True, bias=False, residual=False)
+        assert_close("normed", found, wanted, LIMIT[dtype])
+        gated = gate_up(made, reader.weight.cuda(), carried, mode=mode)
+        assert_close("gated", gated, gate_up_oracle(seen, 1e-6), LIMIT[dtype])
+
+
 def test_a_chain_of_early_launches_in_a_graph_is_the_chain_without_them() -> None:
     """Every kernel starts under the tail of the one before: none may read what is not there yet."""
     g = torch.Generator().manual_seed(0)
@@ -131,11 +150,13 @@ def test_a_chain_of_early_launches_in_a_graph_is_the_chain_without_them() -> Non
     plans = [gate_up_plan(17, 1024, 512), row_plan(17, 512, 1024)]
     scratch = product_scratch(plans, start.device)
     x, inner = start.clone(), start.new_empty(17, 1024)
+    carried = carried_norm(norm, 17, 1024)
 
     def chain(pdl: bool) -> None:
+        gate_up(x, gate, norm, out=inner, scratch=scratch, pdl=pdl)
         for _ in range(30):
-            gate_up(x, gate, norm, out=inner, scratch=scratch, pdl=pdl)
-            row_product(inner, down, residual=x, out=x, scratch=scratch, pdl=pdl)
+            row_product(inner, down, residual=x, out=x, carry=carried, scratch=scratch, pdl=pdl)
+            gate_up(x, gate, carried, out=inner, scratch=scratch, pdl=pdl)
 
     chain(False)
     expected = x.clone()

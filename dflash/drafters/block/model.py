@@ -193,17 +193,19 @@ class BlockDrafter(nn.Module):
 
     def embedded_rows(self, tokens: Tensor) -> Tensor:
         """Embeddings `[B, block, hidden]` of blocks `[B, block]`: anchors' tokens followed by mask tokens."""
-        rows = functional.embedding(tokens, self._table()).to(self.fc.weight.dtype)
+        rows = functional.embedding(tokens, self.embedding_table).to(self.fc.weight.dtype)
         if self.mask_embedding is not None:
             rows[:, 1:] = self.mask_embedding
         return rows * self.config.embedding_scale if self.config.embedding_scale != 1.0 else rows
 
-    def _table(self) -> Tensor:
+    @property
+    def embedding_table(self) -> Tensor:
+        """`[vocabulary, hidden]`, the drafter's own or the target's."""
         return self._loan().embedding if self.embed_tokens is None else self.embed_tokens.weight
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Embeddings `[B, A, block, hidden]` of the anchors' tokens, each followed by mask tokens."""
-        table = self._table()
+        table = self.embedding_table
         first = table[tokens][..., None, :]
         mask = table[self.config.mask_token] if self.mask_embedding is None else self.mask_embedding
         rest = mask.to(first.dtype).expand(*tokens.shape, self.config.block_size - 1, -1)

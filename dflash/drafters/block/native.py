@@ -12,8 +12,10 @@ from dflash.drafters.block.config import BlockConfig
 from dflash.drafters.block.model import BlockDrafter
 from dflash.kernels.attention_checks import HEAD_SIZES, MAX_GROUP
 from dflash.kernels.block_attention import block_attention
+from dflash.kernels.embed_rows import embed_rows
 from dflash.kernels.lm_head_topk import HeadScores, lm_head_topk
 from dflash.kernels.qkv_rope import Rotary, qkv_rope
+from dflash.kernels.row_norm import Norm
 from dflash.kernels.tree_attention import tree_attention
 from dflash.target.errors import NativeUnsupported
 from dflash.target.layer_weights import Sizes, layer_weights, rotary_table
@@ -171,13 +173,25 @@ class BlockStep:
     def run(self, space: StepSpace, cache: Sequence[KeyValue]) -> BlockOutput:
         """Compute the blocks that the space's inputs hold; nothing here waits for the device."""
         inputs, lanes = space.inputs, len(space.inputs.lengths)
-        space.hidden.copy_(self.model.embedded_rows(inputs.tokens.view(lanes, -1)).flatten(0, 1))
+        norm = self._embed(space)
         rows = Rows(space.hidden, inputs.positions, inputs.places, self.rotary)
         last = run_layers(
-            self.layers, self.sizes, rows, cache, self._attend(space), space.work, self.way
+            self.layers, self.sizes, rows, norm, cache, self._attend(space), space.work, self.way
         ).hidden
         hidden = final_norm(last, self.model.norm.weight.data, self.sizes.eps).view(lanes, -1, last.shape[1])
         return BlockOutput(hidden, self.model.logits(hidden) if self.head else None, self._best(hidden))
+
+    def _embed(self, space: StepSpace) -> Norm:
+        """Fill the space's rows with embeddings; their norm, carried where one launch can make both."""
+        tokens, table, gain = space.inputs.tokens, self.model.embedding_table, self.layers[0].norm
+        if self.model.mask_embedding is not None or table.dtype != gain.dtype:
+            blocks = tokens.view(len(space.inputs.lengths), -1)
+            space.hidden.copy_(self.model.embedded_rows(blocks).flatten(0, 1))
+            return gain
+        norm = space.work.first_norm._replace(gain=gain)
+        given = {"scale": self.config.embedding_scale, "impl": self.way.impl, "pdl": self.way.pdl}
+        embed_rows(tokens, table, space.hidden, norm, **given)
+        return norm
 
     def _best(self, hidden: Tensor) -> HeadScores | None:
         """The best tokens; ids are those of the draft vocabulary, and logits come before any soft cap."""
