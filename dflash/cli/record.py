@@ -61,6 +61,13 @@ _LIMIT = 2**31 - 1
     help="replay-exact: the same bits whatever the batch, with --target-impl native.",
 )
 @click.option(
+    "--rounds",
+    type=click.Choice(["auto", "host", "device"]),
+    default="auto",
+    show_default=True,
+    help="Whole rounds on the device, or through the host; auto: on the device where a native target can.",
+)
+@click.option(
     "--proposal",
     type=click.Choice(["deterministic", "shared", "independent"]),
     help="Law of drafted tokens at a temperature above 0.  [default: what the rule wants]",

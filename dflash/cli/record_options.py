@@ -80,6 +80,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         target_impl=options["target_impl"],
         draft_impl=options["draft_impl"],
         numerics=options["numerics"],
+        rounds=options["rounds"],
         shard=shard,
         metrics=options["metrics"],
         step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,

@@ -62,6 +62,8 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     if settings.resume and not found:
         talk(f"nothing to resume: there is no recording of {settings.output} yet, so all of it is run")
     session = Session(load(options), settings)
+    if session.rounds_remark is not None:
+        talk(session.rounds_remark)
     answers = chosen(
         bool(prompts) or source.typed, settings.lanes, as_json=as_json, json_lines=options["json_lines"]
     )

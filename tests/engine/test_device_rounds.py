@@ -13,6 +13,7 @@ import pytest
 from dflash.cli.main import run as run_command
 from dflash.engine.device_engine import DeviceEngine
 from dflash.engine.prompts import text_prompt, with_ids
+from dflash.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +173,26 @@ def test_rounds_go_on_in_larger_caches(target: Any, drafters: dict[str, str], tm
         assert (run.trunk.cache.capacity > capacity) == (capacity == 30)
         found.append(draft_runs.rows(output))
     device_runs.same_rows(*found)
+
+
+REFUSED = {
+    "changes the shape": {"policy": "match:control=window"},
+    "cuts the target's law": {"temperature": 0.8, "top_k": 5},
+    "more than compare": {"policy": "typical", "temperature": 0.8},
+    "does not run on the native kernels": {"drafter": "ngram"},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_the_device_cannot_do_goes_through_the_host_and_is_said(
+    target: Any, drafters: dict[str, str], tmp_path: Path, reason: str
+) -> None:
+    shared = {"drafter": drafters["dspark"], "draft_impl": "native", "target_impl": "native", "length": 2}
+    given = shared | {"branches": 1} | REFUSED[reason]
+    if given["drafter"] == "ngram":
+        del given["draft_impl"]
+    run = draft_runs.session(target, tmp_path / "run.parquet", **given)
+    assert not isinstance(run.engine, DeviceEngine)
+    assert reason in run.rounds_remark
+    with pytest.raises(UsageError, match=reason):
+        draft_runs.session(target, tmp_path / "run.parquet", **given | {"rounds": "device"})
