@@ -58,7 +58,7 @@ class ProductShape(NamedTuple):
         return heads // (5 if heads % 6 else 6)
 
 
-# targets of reference tables, 0 where there is none; carried ones are those of the steps that are compared
+# targets of reference tables, 0 where there is none
 PRODUCT_SHAPES = [
     ProductShape("qkv", 1, 576, 960, 64, 3),
     ProductShape("qkv", 4, 2048, 3072, 64, 5),
@@ -68,21 +68,26 @@ PRODUCT_SHAPES = [
     ProductShape("qkv", 64, 4096, 6144, 128, 16, True),
     ProductShape("gate-up", 16, 2048, 16384, 0, 19),
     ProductShape("rows", 16, 8192, 2048, 0, 10.5),
-    *(
-        ProductShape(kernel, rows, depth, columns, head, 0, False, True)
-        for rows, hidden, queries, inner, head in [
-            (8, 576, 960, 1536, 64),
-            (17, 576, 960, 1536, 64),
-            (17, 2048, 3072, 8192, 64),
-            (17, 4096, 6144, 14336, 128),
-        ]
-        for kernel, depth, columns, head in [
-            ("qkv", hidden, queries, head),
-            ("rows", hidden, hidden, 0),
-            ("gate-up", hidden, 2 * inner, 0),
-            ("rows", inner, hidden, 0),
-        ]
-    ),
+    ProductShape("gate-up", 17, 576, 3072, 0, 0),
+    ProductShape("rows", 17, 576, 576, 0, 0),
+    ProductShape("rows", 17, 1536, 576, 0, 0),
+]
+# the products of the steps that `dflash bench step` compares: what to sweep for
+STEP_SHAPES = [
+    ProductShape(kernel, rows, depth, columns, head, 0, False, True)
+    for rows, hidden, queries, inner, head in [
+        (8, 576, 960, 1536, 64),
+        (17, 576, 960, 1536, 64),
+        (17, 2048, 3072, 8192, 64),
+        (17, 4096, 6144, 14336, 128),
+    ]
+    for kernel, depth, columns, head in [
+        ("qkv", hidden, queries, head),
+        ("rows", hidden, hidden, 0),
+        ("gate-up", hidden, 2 * inner, 0),
+        ("rows", inner, hidden, 0),
+    ]
+] + [
     ProductShape("rows", 17, 576, 49152, 0, 0),
     ProductShape("rows", 17, 2048, 128256, 0, 0),
 ]

@@ -1,6 +1,6 @@
 """Find the tiles of kernels/product_plan.py.
 
-Run as `python -m dflash.bench.product_sweep OUT.json [SHAPE-NUMBER…]`.
+Run as `python -m dflash.bench.product_sweep OUT.json [SHAPE-NUMBER…]`; those of steps are numbered last.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from dflash.bench.kernel_inputs import MAX_RELATIVE_ERROR, relative_error
 from dflash.bench.kernel_products import (
     PRODUCT_SHAPES,
+    STEP_SHAPES,
     ProductShape,
     expected_product,
     make_products,
@@ -115,7 +116,8 @@ def sweep(shape: ProductShape) -> list[dict]:
 
 def main(out: str, *numbers: str) -> None:
     """Sweep shapes and write every result."""
-    shapes = [PRODUCT_SHAPES[int(i)] for i in numbers] or PRODUCT_SHAPES
+    every = [*PRODUCT_SHAPES, *STEP_SHAPES]
+    shapes = [every[int(i)] for i in numbers] or every
     jobs = {compiled_as(s, t): (s, t) for s in shapes for t in tiles_of(s)}
     run_sweep(out, shapes, list(jobs.values()), _compile, sweep, workers=WORKERS)
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflash.draftfile.reader import DraftFile, open_draft_file
+from dflash.draftfile.threads import Threads
 from dflash.policy.registry import Policy, parse_policy
 from dflash.replay.run import replay
 
@@ -48,10 +49,12 @@ class NotedFile(DraftFile):
         object.__setattr__(noted, "readings", [])
         return noted
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def tables(
+        self, columns: Sequence[str] | None = None, threads: Threads | None = None
+    ) -> Iterator[pa.Table]:
         """One table per row group; see `DraftFile.tables`."""
         self.readings.append(tuple(self.schema.names if columns is None else columns))
-        return DraftFile.tables(self, columns)
+        return DraftFile.tables(self, columns, threads)
 
 
 @dataclass(frozen=True, slots=True)

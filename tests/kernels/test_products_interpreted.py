@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -28,9 +30,8 @@ LIMIT = {torch.float32: 1e-6, torch.float16: 2e-3}
 PLAIN = ProductTile(16, 64, 4, 3, 1, False, 0, True)
 SPLIT = ProductTile(32, 32, 4, 3, 10**6, True, 0, False)
 DTYPE = {"fp32": torch.float32, "fp16": torch.float16}
-WAYS = {
-    "fp32 split": (torch.float32, SPLIT),
-    "fp16 whole": (torch.float16, PLAIN),
+WAYS = {"fp32 split": (torch.float32, SPLIT), "fp16 whole": (torch.float16, PLAIN)}
+BY_WARPS = {
     "fp32 split by warps": (torch.float32, SPLIT._replace(half=8, swap=False, block_k=16, ways=2)),
     "fp16 by warps": (torch.float16, PLAIN._replace(swap=True, block_k=16, ways=4)),
 }
@@ -42,11 +43,16 @@ def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dflash.kernels.product_plan.LEAST_SPLIT", 40)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("terms", ["", "norm", "bias", "residual", "norm bias residual"])
+@pytest.mark.parametrize(
+    ("terms", "way"),
+    [
+        *itertools.product(["", "norm", "bias", "residual"], WAYS),
+        *(("norm bias residual", way) for way in WAYS | BY_WARPS),
+    ],
+)
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 40, 16), (17, 33, 144), (65, 96, 80)])
 def test_rows(rows: int, columns: int, depth: int, terms: str, way: str) -> None:
-    dtype, tile = WAYS[way]
+    dtype, tile = (WAYS | BY_WARPS)[way]
     case = draw(rows, columns, depth, dtype, seed=rows)
     given = {name: getattr(case, name) for name in terms.split()}
     out = poisoned(rows, columns, case.x)
