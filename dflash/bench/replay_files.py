@@ -38,6 +38,7 @@ class Made:
         length: nodes of every chain.
         per_request: rounds, or dense rows, of one request.
         feature_bytes: of hidden states in every live row; 0 for a file without features.
+        group_rows: rows after which a row group closes.
     """
 
     rounds: int
@@ -45,6 +46,7 @@ class Made:
     length: int = 8
     per_request: int = 100
     feature_bytes: int = 0
+    group_rows: int = ROWS_PER_GROUP
 
     @property
     def requests(self) -> int:
@@ -60,8 +62,8 @@ class Made:
 def write(path: Path, made: Made) -> Path:
     """Make a draft file; the same one for the same `made`."""
     random = np.random.default_rng(SEED)
-    block = -(-ROWS_PER_GROUP // (made.per_request + 1))
-    with DraftFileWriter(path, header(made), run_id="made") as writer:
+    block = -(-made.group_rows // (made.per_request + 1))
+    with DraftFileWriter(path, header(made), run_id="made", row_group_rows=made.group_rows) as writer:
         for first in range(0, made.requests, block):
             numbers = range(first, min(first + block, made.requests))
             writer.write_request(_requests(random, made, numbers))

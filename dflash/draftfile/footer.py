@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,8 +108,15 @@ class Pairs:
 
 
 @contextmanager
-def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """The Parquet file, capped and with page checksums verified.
+def open_parquet(
+    path: Path, metadata: pq.FileMetaData | None = None, *, pages: bool = True, coded: Sequence[str] = ()
+) -> Iterator[pq.ParquetFile]:
+    """The Parquet file, capped.
+
+    Args:
+        metadata: Of the file, if it was read before.
+        pages: Verify page checksums, which those of whole column chunks make unnecessary.
+        coded: Columns to read as dictionaries.
 
     Raises:
         OpenError: No Parquet file, or a damaged or oversized footer.
@@ -118,7 +125,9 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         parquet = pq.ParquetFile(
             path,
-            page_checksum_verification=True,
+            metadata=metadata,
+            read_dictionary=list(coded),
+            page_checksum_verification=pages,
             thrift_string_size_limit=METADATA_LIMIT,
             thrift_container_size_limit=THRIFT_ITEMS,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import BinaryIO, NamedTuple
 
 import pyarrow.parquet as pq
@@ -35,12 +35,14 @@ class Chunk(NamedTuple):
     Attributes:
         column: Name of the column.
         number: Place of its checksum: counts over the columns, then over the row groups.
+        plain: Bytes before compression.
     """
 
     column: str
     number: int
     start: int
     size: int
+    plain: int
 
 
 def sealed(pairs: Mapping[str, str], chunks: int) -> dict[str, str]:
@@ -87,14 +89,17 @@ def stamp(file: BinaryIO) -> None:
     file.write(footer)
 
 
-def group_chunks(metadata: pq.FileMetaData, group: int) -> list[Chunk]:
-    """Where the column chunks of a row group lie."""
+def group_chunks(metadata: pq.FileMetaData, group: int, names: Collection[str] | None = None) -> list[Chunk]:
+    """Where the column chunks of a row group lie; those of all columns unless some are named."""
     row_group, width, found = metadata.row_group(group), metadata.num_columns, []
     for index in range(width):
+        name = metadata.schema.column(index).path.split(".")[0]
+        if names is not None and name not in names:
+            continue
         column = row_group.column(index)
         start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
-        name = column.path_in_schema.split(".")[0]
-        found.append(Chunk(name, group * width + index, start, column.total_compressed_size))
+        sizes = column.total_compressed_size, column.total_uncompressed_size
+        found.append(Chunk(name, group * width + index, start, *sizes))
     return found
 
 

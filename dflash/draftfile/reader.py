@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -16,13 +17,20 @@ from dflash.draftfile.columns import COLUMN
 from dflash.draftfile.errors import ColumnUnknown, FooterChanged, PageCorrupt, RowsDisagree
 from dflash.draftfile.file_columns import check_columns
 from dflash.draftfile.footer import check_body, check_footer, open_parquet, read_pairs
+from dflash.draftfile.handles import Handles
 from dflash.draftfile.header import Header
 from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.metadata import CHECKSUM, CHUNK_CHECKSUMS, FOOTER_DIGEST, Chunk, checksum, group_chunks
 from dflash.draftfile.requests import check_requests
+from dflash.draftfile.threads import Threads, Work, made
 from dflash.draftfile.view import Limits, Place
 
 KEPT_UNUSED = 64 << 20
+READ_AHEAD = 96 << 20
+# lists are decoded with their offsets, and strings out of dictionaries
+DECODED = 2
+# a name fills many rows, and codes are quicker to compare
+CODED = {"request_id": pa.dictionary(pa.int32(), pa.string())}
 Made = TypeVar("Made")
 
 
@@ -58,11 +66,17 @@ class DraftFile:
     size: int
     schema: pa.Schema
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """One table per row group, page checksums verified and the invariants checked.
+    def __deepcopy__(self, memo: object) -> DraftFile:
+        return self
+
+    def tables(
+        self, columns: Sequence[str] | None = None, threads: Threads | None = None
+    ) -> Iterator[pa.Table]:
+        """One table per row group, checksums verified and the invariants checked.
 
         Args:
             columns: Names in the order wanted; None for all.
+            threads: Read row groups ahead, several at once; None reads each when it is asked for.
 
         Raises:
             ColumnUnknown: A name that the file does not have.
@@ -72,16 +86,17 @@ class DraftFile:
         for name in names:
             if name not in self.schema.names:
                 raise ColumnUnknown(self.path, name, self.schema.names)
-        limits, seen, rows = Limits.of(self.header), set[str](), 0
+        seen, rows = set[str](), 0
         group = decoded = 0
-        for table in self._groups(names):
+        for table, requests in self._groups(names, threads):
             # decoding leaves as much freed memory with Arrow as the row group takes
-            decoded += table.nbytes
+            decoded += table.nbytes if threads is None else 0
             if decoded >= KEPT_UNUSED:
                 pa.default_memory_pool().release_unused()
                 decoded = 0
-            check_rows(table, limits, Place(self.path, group))
-            seen |= check_requests(table, seen, Place(self.path, group))
+            if not requests.isdisjoint(seen):
+                check_requests(table, seen, Place(self.path, group))
+            seen |= requests
             rows, group = rows + table.num_rows, group + 1
             # a suspended generator would keep the row group while its reader goes on
             held = [table]
@@ -100,17 +115,36 @@ class DraftFile:
                     sizes[column.group if column else "user"] += chunk.size
         return dict(sizes)
 
-    def _groups(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        schema = pa.schema([self.schema.field(name) for name in names])
-        with open_parquet(self.path) as parquet, self.path.open("rb") as raw:
-            found = parquet.metadata.metadata.get(FOOTER_DIGEST.encode(), b"").decode()
+    def _groups(self, names: Sequence[str], threads: Threads | None) -> Iterator[tuple[pa.Table, set[str]]]:
+        """Row groups with their requests; each is sound in itself."""
+        schema, limits = pa.schema([self.schema.field(name) for name in names]), Limits.of(self.header)
+        coded = pa.schema([field.with_type(CODED.get(field.name, field.type)) for field in schema])
+
+        def read(handles: Handles, chunks: Sequence[Chunk], group: int) -> tuple[pa.Table, set[str]]:
+            with handles.one() as (parquet, raw):
+                for chunk in chunks:
+                    self.check_chunk(raw, chunk, group)
+                table = self.read_group(parquet, group, coded, alone=threads is None)
+            check_rows(table, limits, Place(self.path, group))
+            requests = check_requests(table, (), Place(self.path, group))
+            for name in filter(names.__contains__, CODED):
+                field = schema.field(name)
+                table = table.set_column(names.index(name), field, table[name].cast(field.type))
+            return table, requests
+
+        def works(handles: Handles) -> Iterator[Work[tuple[pa.Table, set[str]]]]:
+            for group in range(self.row_groups):
+                chunks = group_chunks(handles.metadata, group, names)
+                size = DECODED * sum(chunk.plain for chunk in chunks)
+                yield Work(size, partial(read, handles, chunks, group))
+
+        # the usual pool gives memory back at once that the next row group needs, if threads free it
+        pool = pa.default_memory_pool() if threads is None else pa.system_memory_pool()
+        with Handles(self.path, pool, tuple(CODED)) as handles:
+            found = handles.metadata.metadata.get(FOOTER_DIGEST.encode(), b"").decode()
             if found != self.footer_digest:
                 raise FooterChanged(self.path, self.footer_digest, found)
-            for group in range(self.row_groups):
-                for chunk in group_chunks(parquet.metadata, group):
-                    if chunk.column in names:
-                        self.check_chunk(raw, chunk, group)
-                yield self.read_group(parquet, group, schema)
+            yield from made(works(handles), READ_AHEAD, threads)
 
     def check_bytes(self) -> None:
         """Reads the whole file and holds it against its digest, columns that nobody asked for included.
@@ -132,15 +166,23 @@ class DraftFile:
         if found != stored:
             raise PageCorrupt(f"checksum {stored} of {chunk.column}", found, self.path, group)
 
-    def read_group(self, parquet: pq.ParquetFile, group: int, schema: pa.Schema) -> pa.Table:
+    def read_group(
+        self, parquet: pq.ParquetFile, group: int, schema: pa.Schema, *, alone: bool = True
+    ) -> pa.Table:
         """One row group with the explicit schema.
+
+        Args:
+            alone: Decode columns in threads, since no other row group is being read.
 
         Raises:
             PageCorrupt: A page fails its checksum or cannot be decoded.
         """
         try:
-            table = parquet.read_row_group(group, columns=schema.names)
-            return table.select(schema.names).cast(schema)
+            table = parquet.read_row_group(group, columns=schema.names, use_threads=alone)
+            chosen = table.select(schema.names)
+            if chosen.schema.types != schema.types:
+                return chosen.cast(schema)
+            return pa.Table.from_arrays(chosen.columns, schema=schema)
         except (OSError, ValueError, pa.ArrowException) as error:
             found = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise PageCorrupt("pages that can be decoded", found, self.path, group) from error
@@ -185,12 +227,12 @@ def open_draft_file(path: Path | str) -> DraftFile:
         return found
 
 
-def ahead(made: Iterator[Made]) -> Iterator[Made]:
+def ahead(things: Iterator[Made]) -> Iterator[Made]:
     """The same things, each made in a thread of its own while the one before it is worked on."""
     with ThreadPoolExecutor(1, "dflash-read") as thread:
-        coming = thread.submit(next, made, None)
+        coming = thread.submit(next, things, None)
         while (one := coming.result()) is not None:
-            coming = thread.submit(next, made, None)
+            coming = thread.submit(next, things, None)
             # as in `DraftFile.tables`
             held = [one]
             del one

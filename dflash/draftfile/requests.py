@@ -56,12 +56,16 @@ def request_starts(table: pa.Table) -> Ints:
     """The first row of every request, shape [requests]."""
     ids = whole(table["request_id"])
     changed = np.ones(len(ids), bool)
-    changed[1:] = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
+    if pa.types.is_dictionary(ids.type):
+        codes = ids.indices.to_numpy()
+        np.not_equal(codes[1:], codes[:-1], out=changed[1:])
+    else:
+        changed[1:] = pc.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1)).to_numpy(zero_copy_only=False)
     return np.flatnonzero(changed)
 
 
 def _check_order(kind: Ints, rounds: Ints, starts: Ints, place: Place) -> None:
-    rank = RANK[kind]
+    rank = RANK.take(kind)
     first = np.zeros(len(rank), bool)
     first[starts] = True
     back = np.flatnonzero((rank[1:] < rank[:-1]) & ~first[1:]) + 1
@@ -75,9 +79,9 @@ def _check_order(kind: Ints, rounds: Ints, starts: Ints, place: Place) -> None:
         expected = f"one prefill row (kind {int(Kind.PREFILL)}) at the start of a request"
         raise RowOrder(expected, f"kind {kind[alone[0]]}", *place, int(alone[0]))
     live = kind == Kind.LIVE
-    wanted = np.roll(rounds, 1) + 1
-    wanted[first | ~np.roll(live, 1)] = 0
-    wanted[~live] = -1
+    wanted = np.zeros_like(rounds)
+    np.multiply(rounds[:-1] + 1, live[:-1] & ~first[1:], out=wanted[1:])
+    wanted = np.where(live, wanted, -1)
     wrong = np.flatnonzero(rounds != wanted)
     if len(wrong):
         raise RowOrder(f"round {wanted[wrong[0]]}", str(rounds[wrong[0]]), *place, int(wrong[0]))

@@ -19,16 +19,18 @@ def chains(offsets: Ints, parent: Ints, anchor: int = -1) -> bool:
         anchor: the parent of a first node.
     """
     counts = np.diff(offsets)
-    filled = counts[counts > 0]
-    if len(filled) and (filled == filled[0]).all():
-        width = int(filled[0])
+    width = int(counts.max(initial=0))
+    if width and np.count_nonzero(counts) * width == len(parent):
         chain = np.arange(anchor, anchor + width).astype(parent.dtype)
         # the first is a chain, and each row is as the one before it
         return np.array_equal(parent[:width], chain) and np.array_equal(parent[width:], parent[:-width])
-    starts = offsets[:-1][offsets[1:] > offsets[:-1]]
-    breaks = parent[1:] - parent[:-1] != 1
-    breaks[starts[1:] - 1] = False
-    return not breaks.any() and bool((parent[starts] == anchor).all())
+    # as many nodes are at the anchor as there are rows that have any: their first ones, and no others
+    at_anchor = np.append(parent == anchor, True)
+    if np.count_nonzero(at_anchor) != np.count_nonzero(counts) + 1 or not at_anchor.take(offsets).all():
+        return False
+    follows = parent[1:] - parent[:-1] == 1
+    follows |= at_anchor[1:-1]
+    return bool(follows.all())
 
 
 def check_parents(view: View) -> bool:
@@ -56,7 +58,7 @@ def check_accepted(view: View) -> None:
     accepted, nodes = view.lists("accepted_nodes"), view.lists("node_parent")
     index = accepted.values.to_numpy(zero_copy_only=False)
     counts, parents = nodes.counts, nodes.values.to_numpy(zero_copy_only=False)
-    first_nodes = bool((index >= 0).all()) and chains(accepted.offsets, index, anchor=0)
+    first_nodes = index.min(initial=0) >= 0 and chains(accepted.offsets, index, anchor=0)
     if view.chains and first_nodes and (accepted.counts <= counts).all():
         return
     size = np.repeat(counts, accepted.counts)

@@ -99,8 +99,7 @@ def end_at(rounds: Rounds, last_node: I64, slot_token: Array, coin_tie: Bool | N
 
 def end_after(rounds: Rounds, count: I64, slot_token: Array, coin_tie: Bool | None = None) -> Decision:
     """Do as `end_at` does on chains, of which the first `count` nodes are accepted; `[R]`."""
-    last_node = rounds.node_offsets[:-1] + (count - 1)
-    last_node[count == 0] = -1
+    last_node = (rounds.node_offsets[:-1] + count) * (count > 0) - 1
     return _decision(rounds, last_node, count, rounds.root_slot + count, slot_token, coin_tie)
 
 

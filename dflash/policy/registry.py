@@ -50,6 +50,9 @@ class Policy:
         text = ",".join(f"{key}={text_of(value)}" for key, value in pairs.items())
         return f"{self.rule.name}:{text}" if text else self.rule.name
 
+    def __deepcopy__(self, memo: object) -> Policy:
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Return the form that the header stores; `from_dict` reads it."""
         return {

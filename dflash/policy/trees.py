@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 Index = I64 | slice
 ALL = slice(None)
 # rounds whose comparisons stay in the processor's cache
-_CHUNK = 2048
+_CHUNK = 8192
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,14 +88,11 @@ class Batch:
     def parts(self, rounds: Rounds) -> list[Part]:
         """Split the live rounds by context, which a request may change; `rounds` are those of `rounds()`."""
         contexts = _distinct([request.context for request in self.requests])
-        if len(contexts) < 2:
-            kind = np.zeros(len(self.owner), dtype=np.int64)
-        else:
-            places = [contexts.index(request.context) for request in self.requests]
-            kind = np.array(places, dtype=np.int64)[self.owner]
+        places = [contexts.index(request.context) for request in self.requests] if len(contexts) > 1 else []
+        kind = np.array(places, dtype=np.int64)[self.owner] if places else None
         parts = []
         for index, context in enumerate(contexts):
-            rows = np.flatnonzero(self.live & (kind == index))
+            rows = np.flatnonzero(self.live if kind is None else self.live & (kind == index))
             if len(rows):
                 parts.append(Part(rows, self.owner[rows], rounds.take(rows), context))
         return parts
@@ -141,11 +138,11 @@ def columns_of(policies: Iterable[Policy], file: DraftFile) -> tuple[str, ...]:
 
 
 def _requests(file: DraftFile, names: Sequence[str], texts: Sequence[str | None]) -> tuple[Request, ...]:
-    for name, text in zip(names, texts, strict=True):
-        if text is None:
-            raise RequestUnknown(name, "text")
+    known = [text for text in texts if text is not None]
+    if len(known) < len(texts):
+        raise RequestUnknown(names[texts.index(None)], "text")
     # one document is parsed several times as fast as one a request
-    infos: list[dict[str, Any]] = json.loads(f"[{','.join(text for text in texts if text is not None)}]")
+    infos: list[dict[str, Any]] = json.loads(f"[{','.join(known)}]")
     for name, info in zip(names, infos, strict=True):
         if "rng_key" not in info:
             raise RequestUnknown(name, "rng_key")

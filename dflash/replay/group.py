@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 import pyarrow as pa
 
-from dflash.draftfile.reader import DraftFile, ahead
+from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
 from dflash.replay.batch import Batch, decided_batch, read_columns
 from dflash.replay.dense import DenseBatch, dense_batch
@@ -37,6 +37,10 @@ class Group:
 class Counter(Protocol):
     """Counts row groups for one way of replaying."""
 
+    @property
+    def in_order(self) -> bool:
+        """Whether a row group is counted in the light of those before it, or written down."""
+
     def columns(self, file: DraftFile) -> set[str]:
         """Return the columns to read, beside those of the identity and the tree."""
 
@@ -47,20 +51,6 @@ class Counter(Protocol):
         """Let go of what belongs to one file, so that only counts are left."""
 
 
-def groups(file: DraftFile, counters: Sequence[Counter]) -> Iterator[Group]:
-    """Read the row groups of a file, once for all counters.
-
-    Raises:
-        RequestUnknown: a request does not say its key or its sampling.
-    """
-    columns = {name for counter in counters for name in counter.columns(file)}
-    yield from ahead(_made(file, file.tables(read_columns(file, columns))))
-
-
-def _made(file: DraftFile, tables: Iterator[pa.Table]) -> Iterator[Group]:
-    for table in tables:
-        group = Group(file, table)
-        if not file.header.dense:
-            # whoever reads ahead also parses the requests, which every counter of such a file needs
-            _ = group.live
-        yield group
+def columns_read(file: DraftFile, counters: Sequence[Counter]) -> list[str]:
+    """Return the columns that some counter reads, and the identity, in file order."""
+    return read_columns(file, {name for counter in counters for name in counter.columns(file)})

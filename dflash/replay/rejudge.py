@@ -75,6 +75,12 @@ class Rejudging:
         tallies = tuple(Tally(collectors=tuple(some)) for some in collectors)
         return cls(tuple(policies), recorded, steered, checker, verdicts, tallies)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether states are carried on, or anything is checked or written; see `Counter.in_order`."""
+        steered = any(control is not None for control in self.steered)
+        return steered or self.checker is not None or self.verdicts is not None
+
     def columns(self, file: DraftFile) -> set[str]:
         """Return the columns that policies, collectors and checker read."""
         more = {

@@ -106,7 +106,7 @@ def resampled(tallies: Sequence[Tally]) -> list[Resampled]:
 
 def _resampled(ratio: F64, share: F64, first: tuple[F64, F64], reach: F64, tried: F64) -> Resampled:
     base = _padded(first[1], share.shape[1])
-    marginal, difference = (tuple(map(interval_of, shares.T)) for shares in (share, share - base))
+    marginal, difference = intervals_of(share), intervals_of(share - base)
     return Resampled(
         interval_of(ratio),
         interval_of(ratio - first[0]),
@@ -150,7 +150,9 @@ def _conditional(reach: F64, tried: F64) -> tuple[Interval | None, ...]:
     """A position that some resample never tried has no interval."""
     with np.errstate(divide="ignore", invalid="ignore"):
         share = _padded(reach, tried.shape[1]) / tried
-    return tuple(interval_of(column) if np.isfinite(column).all() else None for column in share.T)
+    known = [bool(np.isfinite(column).all()) for column in share.T]
+    found = intervals_of(np.where(known, share, 0.0))
+    return tuple(interval if sure else None for interval, sure in zip(found, known, strict=True))
 
 
 def _sums(lengths: I64, reached: I64) -> F64:
@@ -198,5 +200,10 @@ def _weights(requests: int) -> npt.NDArray[np.uint8]:
 
 def interval_of(values: F64) -> Interval:
     """Return the middle 95 % of the resampled values."""
-    low, high = np.percentile(values, [2.5, 97.5])
-    return Interval(float(low), float(high))
+    return intervals_of(values.reshape(-1, 1))[0]
+
+
+def intervals_of(values: F64) -> tuple[Interval, ...]:
+    """Do as `interval_of` does for every column."""
+    ends = np.percentile(values, [2.5, 97.5], axis=0)
+    return tuple(Interval(*column) for column in ends.T.tolist())

@@ -160,5 +160,9 @@ def _by_request(owner: I64, value: I64, requests: int) -> I64:
 
 def _concatenated(parts: Sequence[Counted]) -> I64:
     width = max((part.shape[1] for part in parts), default=1)
-    padded = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
-    return np.concatenate(padded).astype(np.int64) if padded else np.zeros((0, width), dtype=np.int64)
+    total = np.zeros((sum(map(len, parts)), width), dtype=np.int64)
+    begin = 0
+    for part in parts:
+        total[begin : begin + len(part), : part.shape[1]] = part
+        begin += len(part)
+    return total

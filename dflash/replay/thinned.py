@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.requests import request_starts
+from dflash.draftfile.threads import Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,13 @@ class Thinned(DraftFile):
         known = {item.name: getattr(file, item.name) for item in fields(DraftFile)}
         return cls(**known, stride=stride)
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def tables(
+        self, columns: Sequence[str] | None = None, threads: Threads | None = None
+    ) -> Iterator[pa.Table]:
         """One table per row group, the requests left out removed; see `DraftFile.tables`."""
         before = 0
         # a slotted dataclass has another class than the one that super() would look up
-        for table in DraftFile.tables(self, columns):
+        for table in DraftFile.tables(self, columns, threads):
             starts = request_starts(table)
             number = before + np.searchsorted(starts, np.arange(table.num_rows), side="right") - 1
             before += len(starts)

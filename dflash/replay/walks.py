@@ -142,6 +142,11 @@ class Walking:
         tallies = tuple(WalkTally(Tally(collectors=tuple(some))) for some in collectors)
         return cls(tuple(policies), first, strict, verdicts, tallies)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether states are carried on, or anything is written; see `Counter.in_order`."""
+        return self.verdicts is not None or any(policy.control.adaptive for policy in self.policies)
+
     def columns(self, file: DraftFile) -> set[str]:
         """Return the columns that policies and collectors read."""
         collectors = [collector for tally in self.tallies for collector in tally.all.collectors]
@@ -295,6 +300,11 @@ class LawWalking:
     def of(cls, policies: Sequence[Policy], collectors: Sequence[Sequence[Collector]]) -> LawWalking:
         """Begin; `collectors` are those of each policy."""
         return cls(tuple(policies), tuple(LawTally(tuple(some)) for some in collectors))
+
+    @property
+    def in_order(self) -> bool:
+        """Nothing is carried on; see `Counter.in_order`."""
+        return False
 
     def columns(self, file: DraftFile) -> set[str]:
         """Return the columns that hold the laws along trunks."""

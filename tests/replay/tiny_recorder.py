@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dflash.draftfile.rows import RequestRows
-from dflash.draftfile.writer import DraftFileWriter
+from dflash.draftfile.writer import ROWS_PER_GROUP, DraftFileWriter
 from dflash.policy.context import Proposal, context_from_header
 from dflash.policy.noise import (
     draft_exponentials,
@@ -45,6 +45,7 @@ class Recorder:
     edit: Edit = lambda rows: None
     dense: bool = False
     largest: tuple[int, int] | None = None
+    group_rows: int = ROWS_PER_GROUP
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(1)
@@ -54,7 +55,8 @@ class Recorder:
 
     def write(self, path: Path, *, part: int = 0, parts: int = 1, run_id: str = "tiny") -> Path:
         """Record the requests of one part."""
-        with DraftFileWriter(path, self.header(), run_id=run_id, part=part, parts=parts) as writer:
+        place = {"run_id": run_id, "part": part, "parts": parts, "row_group_rows": self.group_rows}
+        with DraftFileWriter(path, self.header(), **place) as writer:
             for index in range(part * self.requests, (part + 1) * self.requests):
                 rows = RequestRows(f"r{index}")
                 recorded = self.request(index)
