@@ -199,6 +199,13 @@ _LIMIT = 2**31 - 1
     show_default=True,
     help="Longest time that a power cut may cost.",
 )
+@click.option(
+    "--recorder",
+    type=click.Choice(["auto", "inline", "process"]),
+    default="auto",
+    show_default=True,
+    help="Write in the decoding process, or in one of its own; auto: of its own where decoding has a GPU.",
+)
 @click.option("--resume", is_flag=True, help="Keep what a broken recording had finished, run the rest.")
 @overwrite_option
 @json_option

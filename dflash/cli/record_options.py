@@ -83,6 +83,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         rounds=options["rounds"],
         shard=shard,
         metrics=options["metrics"],
+        recorder=options["recorder"],
         step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,
     )
 

@@ -31,6 +31,9 @@ from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
 from dflash.target.catalogue import DEFAULT
 
+# of the time of a run, what the recorder may hold up without a word
+WORTH_TELLING = 0.01
+
 
 class StreamOfShards(UsageError):
     """Prompts that arrive once, for shards that each must see all of them."""
@@ -190,6 +193,8 @@ def _idle() -> bool:
 
 
 def _close(recording: Recording, as_json: bool) -> int:
+    if recording.blocked_seconds > WORTH_TELLING * recording.seconds:
+        talk(f"decoding waited {recording.blocked_seconds:.2f} s for the recorder, which fell behind")
     if recording.unwritten is not None:
         warn(f"the last metrics could not be written: {recording.unwritten}")
     for error in recording.lost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,6 @@ from dflash.draftfile.publish import Publication, beside
 from dflash.draftfile.resume import Kept, carry_over, find_earlier, require_same_header
 from dflash.draftfile.writer import DraftFileWriter
 from dflash.engine.recorder import Recorder
-from dflash.engine.settings import RecordSettings
 
 
 class Part(NamedTuple):
@@ -77,18 +75,30 @@ def start_journal(
     return journal, kept
 
 
+class RecorderPlan(NamedTuple):
+    """All that a recorder must know before the first round, wherever it runs."""
+
+    output: Path
+    header: Mapping[str, Any]
+    part: Part
+    sync_seconds: float
+    overwrite: bool
+    resume: bool
+    keep_text: bool
+    features: bool
+
+
 @contextmanager
-def open_recorder(
-    settings: RecordSettings, header: Mapping[str, Any], part: Part | None, features: bool
-) -> Iterator[Recorder]:
-    """A recorder of one run, its output and its journal; without `part` the run is that file alone.
+def open_here(plan: RecorderPlan) -> Iterator[Recorder]:
+    """A recorder in this process, with its output and its journal.
 
     Raises:
         WriteError: The output or the journal cannot be written.
         ResumeRefused: What is to be gone on with was made under other settings.
     """
-    part = part or Part(secrets.token_hex(8), 0, 1)
-    choice = {"overwrite": settings.overwrite, "resume": settings.resume}
-    with DraftFileWriter(settings.output, header, **part._asdict(), overwrite=any(choice.values())) as writer:
-        journal, kept = start_journal(settings.output, header, part, settings.sync_seconds, **choice)
-        yield Recorder(writer, journal, kept, keep_text=settings.keep_text, features=features)
+    choice = {"overwrite": plan.overwrite, "resume": plan.resume}
+    with DraftFileWriter(
+        plan.output, plan.header, **plan.part._asdict(), overwrite=any(choice.values())
+    ) as writer:
+        journal, kept = start_journal(plan.output, plan.header, plan.part, plan.sync_seconds, **choice)
+        yield Recorder(writer, journal, kept, keep_text=plan.keep_text, features=plan.features)

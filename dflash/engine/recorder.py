@@ -1,4 +1,7 @@
-"""The recorder: collects the rows of open requests and writes closed ones in the order of the prompts."""
+"""The recorder: collects the rows of open requests and writes closed ones in the order of the prompts.
+
+It may run in a process of its own, which starts sooner without torch: nothing here needs it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -15,11 +18,15 @@ from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.journal import Journal
 from dflash.draftfile.resume import Kept, free_name, renamed, request_key
 from dflash.draftfile.rows import RequestRows
+from dflash.draftfile.summary import Kind
 from dflash.draftfile.writer import DraftFileWriter, Published
-from dflash.engine.dense import DENSE
-from dflash.engine.judge import Row
-from dflash.engine.lane import Lane, Truncation
-from dflash.engine.request import Request
+
+if TYPE_CHECKING:
+    from dflash.engine.lane import Lane
+    from dflash.engine.recorder_wire import AskedRequest, FarLane
+    from dflash.engine.request import Request
+
+Row = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -120,28 +127,33 @@ class Recorder:
         self._next = 0
 
     @property
+    def keeps(self) -> int:
+        """Requests of an earlier recording that were not asked for yet."""
+        return len(self.kept)
+
+    @property
     def pressure(self) -> Pressure:
         """None: rows are taken at once."""
         return Pressure()
 
-    def opened(self, lane: Lane) -> None:
+    def opened(self, lane: Lane | FarLane) -> None:
         """Start the rows of a lane's request."""
         name = free_name(lane.request.request_id, self._journal_names)
         self._journal_names.add(name)
         self._open[lane.index] = _Open(lane.request.request_id, name)
 
-    def row(self, lane: Lane, row: Row) -> None:
+    def row(self, lane: Lane | FarLane, row: Row) -> None:
         """Take one round."""
         rows = self._open[lane.index].rows
-        if row["kind"] == DENSE and rows and rows[-1]["kind"] != DENSE:
+        if row["kind"] == Kind.DENSE and rows and rows[-1]["kind"] != Kind.DENSE:
             _end(rows)
         if not self.keep_text:
             row = {**row, "prompt_text": None}
-        rows.append({**row, "started_at": datetime.now(UTC)})
+        rows.append({"started_at": datetime.now(UTC), **row})
         if self.journal.due:
             self.sync()
 
-    def closed(self, lane: Lane) -> None:
+    def closed(self, lane: Lane | FarLane) -> None:
         """Queue a finished request; one that was interrupted says so in its last row."""
         request = self._open.pop(lane.index, None)
         if request is None or not request.rows:
@@ -161,7 +173,7 @@ class Recorder:
             self._write(self._next)
             self._next += 1
 
-    def take_kept(self, request: Request) -> pa.Table | None:
+    def take_kept(self, request: Request | AskedRequest) -> pa.Table | None:
         """Queue what an earlier recording has of a request, and return it; None if it is to be run."""
         text = request.prompt_text if self.keep_text else None
         found = self.kept.take(request_key(request.prompt_tokens, text, json.loads(request.info_json())))
@@ -222,5 +234,5 @@ def _end(rows: list[Row]) -> None:
     """The last decided row of a request: if nothing cut it, the request was interrupted after it."""
     places = range(len(rows) - 1, -1, -1)
     last = next((place for place in places if rows[place].get("truncated_by") is not None), None)
-    if last is not None and rows[last]["truncated_by"] == Truncation.NONE:
-        rows[last] = {**rows[last], "truncated_by": str(Truncation.INTERRUPTED)}
+    if last is not None and rows[last]["truncated_by"] == "none":
+        rows[last] = {**rows[last], "truncated_by": "interrupted"}

@@ -23,6 +23,7 @@ class Recording:
     pace: Verdict | None = None
     unwritten: str | None = None
     memory: dict[str, Any] | None = None
+    blocked_seconds: float = 0.0
 
 
 def speed(recording: Recording) -> float:
@@ -50,5 +51,6 @@ def summary(recording: Recording) -> dict[str, Any]:
         "finish": totals.finish,
         "lost": [str(error) for error in recording.lost],
         "bytes": published.bytes,
+        "blocked_seconds": recording.blocked_seconds,
         "memory": recording.memory,
     }

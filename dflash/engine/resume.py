@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Conversation
-from dflash.engine.recorder import Recorder
+from dflash.engine.recorder_choice import AnyRecorder
 from dflash.engine.request import Request
 from dflash.target.load import Target
 
@@ -14,7 +14,7 @@ from dflash.target.load import Target
 class ResumedConversation:
     """Hands the recorder what an earlier recording has, and the engine the requests after it."""
 
-    def __init__(self, conversation: Conversation, recorder: Recorder, target: Target) -> None:
+    def __init__(self, conversation: Conversation, recorder: AnyRecorder, target: Target) -> None:
         self.order = conversation.order
         self._conversation = conversation
         self._recorder = recorder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -27,11 +28,11 @@ from dflash.engine.lane import Lane
 from dflash.engine.loop import Conversation, Engine, Sink
 from dflash.engine.memory import Free, MemoryEstimate, RanOutOfMemory, estimate
 from dflash.engine.metrics import Metrics
-from dflash.engine.output import Part, open_recorder
+from dflash.engine.output import Part
 from dflash.engine.pace import PaceWatch
 from dflash.engine.prompt import Prompt
 from dflash.engine.prompt_errors import PromptError
-from dflash.engine.recorder import Recorder
+from dflash.engine.recorder_choice import AnyRecorder, open_recorder
 from dflash.engine.recording import Recording
 from dflash.engine.resume import ResumedConversation
 from dflash.engine.settings import RecordSettings
@@ -74,7 +75,7 @@ class Session:
         self.stop = threading.Event()
         self.lost: list[PromptError] = []
         self.left: Path | None = None
-        self._recorder: Recorder | None = None
+        self._recorder: AnyRecorder | None = None
         self.memory: MemoryEstimate | None = None
         self._reader_left = False
         self._ordinals, self._order = Ordinals(), 0
@@ -179,9 +180,9 @@ class Session:
             BrokenPipeError: The reader of the streamed text left; the file is finished first.
             RanOutOfMemory: All that was recorded is in the journal.
         """
-        settings, started = self.settings, perf_counter()
-        with open_recorder(settings, self.header, self.part, bool(self.taps)) as recorder:
-            self._recorder = recorder
+        settings = self.settings
+        with self._opened() as recorder:
+            self._recorder, started = recorder, perf_counter()
             conversations = self._resumed(conversations, recorder)
             metrics = self._metrics(recorder)
             sink: Sink = metrics or recorder
@@ -214,10 +215,17 @@ class Session:
             sink.verdict() if isinstance(sink, PaceWatch) else None,
             metrics.failed if metrics else None,
             self.memory.facts() if self.memory else None,
+            recorder.pressure.blocked_seconds,
         )
 
-    def _resumed(self, conversations: Iterable[Conversation], recorder: Recorder) -> Iterable[Conversation]:
-        if not len(recorder.kept):
+    def _opened(self) -> AbstractContextManager[AnyRecorder]:
+        given = (self.settings, self.header, self.part, bool(self.taps))
+        return open_recorder(*given, self.target.device)
+
+    def _resumed(
+        self, conversations: Iterable[Conversation], recorder: AnyRecorder
+    ) -> Iterable[Conversation]:
+        if not recorder.keeps:
             return conversations
         if isinstance(conversations, Arrivals):
             conversations.through(lambda one: ResumedConversation(one, recorder, self.target))
@@ -229,7 +237,7 @@ class Session:
         if self._recorder is not None:
             self._recorder.sync()
 
-    def _metrics(self, recorder: Recorder) -> Metrics | None:
+    def _metrics(self, recorder: AnyRecorder) -> Metrics | None:
         """What keeps the file of metrics, if there is to be one."""
         path, shard = self.settings.metrics, self.settings.shard
         if path is None:

@@ -23,6 +23,8 @@ from dflash.policy.step_time import StepTime
 from dflash.target.native_support import TargetImpl
 from dflash.target.quantise import Quantisation
 
+RecorderPlace = Literal["auto", "inline", "process"]
+
 
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
@@ -57,6 +59,7 @@ class RecordSettings:
     rounds: Literal["auto", "host", "device"] = "auto"
     shard: Shard | None = None
     metrics: Path | None = None
+    recorder: RecorderPlace = "auto"
 
     def __post_init__(self) -> None:
         check_quantisation(self.parts, self.draft_quant)

@@ -1,0 +1,235 @@
+"""A recorder in a process of its own, seen from the decoding process: rows go out, a file comes of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+import dflash
+from dflash.draftfile.journal import journal_path
+from dflash.draftfile.writer import Published
+from dflash.engine.judge import Row
+from dflash.engine.lane import Lane
+from dflash.engine.output import RecorderPlan
+from dflash.engine.recorder import Pressure, Totals
+from dflash.engine.recorder_ring import COUNT, ReaderGone, RingWriter
+from dflash.engine.recorder_wire import AskedRequest, dumps, loads, packed_row
+from dflash.engine.request import Request
+from dflash.errors import DflashError
+
+PROGRAM = "from dflash.engine.recorder_child import main; main()"
+
+
+class RecorderDied(DflashError):
+    """The recording process ended without a word."""
+
+    def __init__(self, status: int) -> None:
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
+        super().__init__(f"The process that records {how}; what it had written before is kept.")
+
+
+class RecorderFault(RuntimeError):
+    """A fault in the recording process; its words are the traceback there."""
+
+
+class ProcessRecorder:
+    """Has the calls of `Recorder`, and hands them to a child process in order.
+
+    A call returns as soon as its message lies in the shared ring, which outlives this process: what was
+    handed over is recorded though this process were killed the moment after. Where the ring is full, calls
+    wait; nothing is dropped. Errors of the child are raised by the next call, as the same class.
+    """
+
+    def __init__(self, plan: RecorderPlan, ring: RingWriter | None = None) -> None:
+        self._plan = plan
+        self._ring = ring or RingWriter()
+        self._replies, theirs = os.pipe()
+        given = (self._ring.memory, self._ring.pieces, self._ring.acknowledged, theirs)
+        # apart from the terminal's group: Ctrl-C there is for the decoding process alone
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, given)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=given,
+            start_new_session=True,
+            env=_environment(),
+        )
+        os.close(theirs)
+        self._ring.handed_over()
+        self.totals = Totals()
+        self._left: Path | None = None
+        self._over = False
+        self._error: Exception | None = None
+        self.keeps = 0
+
+    def begin(self) -> None:
+        """Open the files; waits until they are open.
+
+        Raises:
+            DflashError: As `open_here`.
+        """
+        # as JSON has it: an enumeration of the engine's would make the child import torch
+        header = json.loads(json.dumps(self._plan.header))
+        self._say("open", self._plan._replace(header=header))
+        (self.keeps,) = self._reply()
+
+    @property
+    def pressure(self) -> Pressure:
+        """How far the child is behind."""
+        try:
+            rows, size = (0, 0) if self._over else self._ring.queued
+        except ReaderGone:
+            rows, size = 0, 0
+        return Pressure(self._ring.blocked_seconds, rows, size, self._ring.capacity)
+
+    def opened(self, lane: Lane) -> None:
+        """As `Recorder.opened`."""
+        self._say("opened", lane.index, AskedRequest(lane.request.request_id, lane.request.order))
+
+    def row(self, lane: Lane, row: Row) -> None:
+        """As `Recorder.row`."""
+        self._say("row", lane.index, packed_row({"started_at": datetime.now(UTC), **row}))
+
+    def closed(self, lane: Lane) -> None:
+        """As `Recorder.closed`."""
+        self._say("closed", lane.index)
+
+    def ended(self, order: int) -> None:
+        """As `Recorder.ended`."""
+        self._say("ended", order)
+
+    def take_kept(self, request: Request) -> pa.Table | None:
+        """As `Recorder.take_kept`."""
+        asked = AskedRequest(
+            request.request_id, request.order, request.prompt_tokens, request.prompt_text, request.info_json()
+        )
+        self._say("take", asked)
+        (found,) = self._reply()
+        return None if found is None else pa.ipc.open_stream(found).read_all()
+
+    def sync(self) -> None:
+        """Ask for `Recorder.sync`, which is done when the child comes to it."""
+        self._say("sync")
+
+    def finish(self, run_status: Any = "finished", lost: Mapping[str, Any] | None = None) -> Published:
+        """As `Recorder.finish`."""
+        self._say("finish", run_status, lost)
+        published: Published
+        published, self.totals = self._reply()
+        self._over = True
+        return published
+
+    def leave(self) -> Path | None:
+        """As `Recorder.leave`; after a death, the journal as it lies there."""
+        if not self._over:
+            try:
+                self._say("leave")
+                (self._left,) = self._reply()
+            except (DflashError, RecorderFault, MemoryError):
+                # what broke the recording is told already
+                self._over = True
+        return self._left
+
+    def close(self) -> None:
+        """Let the child end, and wait until it has let go of its files."""
+        self._over = True
+        self._ring.close()
+        os.close(self._replies)
+        self._process.wait()
+
+    def _say(self, *message: Any) -> None:
+        if self._error is not None:
+            raise self._error
+        try:
+            self._ring.put(dumps(*message))
+        except ReaderGone:
+            self._fail(self._last_words())
+
+    def _reply(self) -> tuple[Any, ...]:
+        """What the child answers, after all that was said before."""
+        found = self._read()
+        if found is None or found[0] == "error":
+            self._fail(found)
+        return tuple(found[1:])
+
+    def _last_words(self) -> tuple[Any, ...] | None:
+        """The error that ended the child, behind replies that nobody waits for any more."""
+        found = self._read()
+        while found is not None and found[0] != "error":
+            found = self._read()
+        return found
+
+    def _fail(self, words: tuple[Any, ...] | None) -> NoReturn:
+        """Raise what ended the child, now and at every later call."""
+        self._over = True
+        if words is None:
+            journal = journal_path(self._plan.output)
+            self._left = journal if journal.exists() and journal.stat().st_size else None
+            self._error = RecorderDied(self._process.wait())
+        else:
+            _, module, name, told, self._left = words
+            self._error = _rebuilt(module, name, told)
+        raise self._error
+
+    def _read(self) -> tuple[Any, ...] | None:
+        """One reply; None if the child has ended."""
+        size = _exactly(self._replies, COUNT.size)
+        if size is None:
+            return None
+        text = _exactly(self._replies, COUNT.unpack(size)[0])
+        return None if text is None else loads(text)
+
+
+@contextmanager
+def open_process(plan: RecorderPlan) -> Iterator[ProcessRecorder]:
+    """A recorder in another process, gone when the context ends.
+
+    Raises:
+        DflashError: As `open_here`, from where the files are.
+    """
+    recorder = ProcessRecorder(plan)
+    try:
+        recorder.begin()
+        yield recorder
+    finally:
+        recorder.close()
+
+
+def _environment() -> Mapping[str, str]:
+    """This one, with the package that runs here found first there."""
+    own = str(Path(str(dflash.__file__)).parents[1])
+    paths = [own, os.environ.get("PYTHONPATH", "")]
+    return MappingProxyType({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+
+
+def _rebuilt(module: str, name: str, told: str) -> Exception:
+    """The child's error as one of the same class with the same words."""
+    if not module:
+        return RecorderFault(f"{name} in the process that records:\n{told}")
+    kind: Any = importlib.import_module(module)
+    for part in name.split("."):
+        kind = getattr(kind, part)
+    found: Exception = kind.__new__(kind)
+    Exception.__init__(found, told)
+    return found
+
+
+def _exactly(descriptor: int, size: int) -> bytes | None:
+    found = b""
+    while len(found) < size:
+        more = os.read(descriptor, size - len(found))
+        if not more:
+            return None
+        found += more
+    return found

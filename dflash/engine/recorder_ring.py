@@ -1,0 +1,155 @@
+"""A ring of shared memory from one process to another: bounded, ordered, and readable after the writer died.
+
+Pieces lie in the memory; a pipe says where each one is, and another one how far the reader has come.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import struct
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+CAPACITY = 64 << 20
+# where a piece begins, its bytes, whether its message goes on, and the writer's count of bytes after it
+PIECE = struct.Struct("<QQ?Q")
+COUNT = struct.Struct("<Q")
+MOST_ACKNOWLEDGED = COUNT.size * 8192
+
+
+class ReaderGone(Exception):
+    """Nobody reads any more."""
+
+
+def shared_file(size: int) -> int:
+    """A descriptor of memory without a name, or of a nameless file where the system has none."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("dflash-recorder")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+class RingWriter:
+    """The end that puts messages in.
+
+    Attributes:
+        memory, pieces, acknowledged: Descriptors for the other end.
+        blocked_seconds: For how long `put` has waited for room.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        self.blocked_seconds = 0.0
+        self.memory = shared_file(capacity)
+        self._map = mmap.mmap(self.memory, capacity)
+        self.pieces, self._pieces = os.pipe()
+        self._acknowledged, self.acknowledged = os.pipe()
+        os.set_blocking(self._acknowledged, False)
+        self._head = self._tail = 0
+        self._ends: deque[int] = deque()
+
+    def handed_over(self) -> None:
+        """Close what the other process has by now."""
+        for descriptor in (self.memory, self.pieces, self.acknowledged):
+            os.close(descriptor)
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Messages and bytes that were not taken yet."""
+        self._learn()
+        return len(self._ends), self._head - self._tail
+
+    def put(self, message: bytes) -> None:
+        """Append a message; waits while there is no room.
+
+        Raises:
+            ReaderGone: The other process has ended.
+        """
+        largest = self.capacity // 4
+        for start in range(0, len(message) or 1, largest):
+            self._put(message[start : start + largest], start + largest < len(message))
+        self._ends.append(self._head)
+
+    def close(self) -> None:
+        """Tell the other end that no more will come."""
+        self._map.close()
+        for descriptor in (self._pieces, self._acknowledged):
+            os.close(descriptor)
+
+    def _put(self, piece: bytes, more: bool) -> None:
+        start = self._head % self.capacity
+        # a piece lies in one stretch; what is left at the end is skipped
+        skipped = self.capacity - start if start + len(piece) > self.capacity else 0
+        self._await(skipped + len(piece))
+        start = (self._head + skipped) % self.capacity
+        self._map[start : start + len(piece)] = piece
+        self._head += skipped + len(piece)
+        try:
+            os.write(self._pieces, PIECE.pack(start, len(piece), more, self._head))
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+
+    def _await(self, size: int) -> None:
+        self._learn()
+        if self.capacity - (self._head - self._tail) >= size:
+            return
+        started = time.perf_counter()
+        while self.capacity - (self._head - self._tail) < size:
+            select.select([self._acknowledged], [], [], 1.0)
+            self._learn()
+        self.blocked_seconds += time.perf_counter() - started
+
+    def _learn(self) -> None:
+        """How far the reader has come."""
+        try:
+            told = os.read(self._acknowledged, MOST_ACKNOWLEDGED)
+        except BlockingIOError:
+            return
+        if not told:
+            raise ReaderGone
+        self._tail = COUNT.unpack(told[-COUNT.size :])[0]
+        while self._ends and self._ends[0] <= self._tail:
+            self._ends.popleft()
+
+
+class RingReader:
+    """The end that takes messages out, given the writer's descriptors."""
+
+    def __init__(self, memory: int, pieces: int, acknowledged: int) -> None:
+        self._map = mmap.mmap(memory, os.fstat(memory).st_size, prot=mmap.PROT_READ)
+        self._pieces, self._acknowledged = pieces, acknowledged
+
+    def messages(self, idle: Callable[[], float | None]) -> Iterator[bytes]:
+        """Every message, in order, until the writer has closed its end or is no more.
+
+        Args:
+            idle: Called when nothing is there yet; says after how many seconds to call it again.
+        """
+        begun = b""
+        while True:
+            if not select.select([self._pieces], [], [], 0)[0]:
+                select.select([self._pieces], [], [], idle())
+                continue
+            told = os.read(self._pieces, PIECE.size)
+            if len(told) < PIECE.size:
+                return
+            start, size, more, count = PIECE.unpack(told)
+            begun += self._map[start : start + size]
+            self._acknowledge(count)
+            if not more:
+                yield begun
+                begun = b""
+
+    def _acknowledge(self, count: int) -> None:
+        try:
+            os.write(self._acknowledged, COUNT.pack(count))
+        except BrokenPipeError:
+            # the writer is gone; what it left is still read
+            return

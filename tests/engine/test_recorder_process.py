@@ -1,0 +1,240 @@
+"""A recorder in a process of its own: the same file, the same errors, and nothing lost if either one ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recordings import requests_of
+
+from dflash.cli.main import run
+from dflash.draftfile.rows import RequestRows
+from dflash.engine import recorder_process
+from dflash.engine.recorder_process import ProcessRecorder
+from dflash.engine.recorder_ring import ReaderGone, RingReader, RingWriter
+from dflash.engine.recorder_wire import dumps, loads, packed_row, unpacked_row
+
+LINES = [
+    {"prompt": "one two one two"},
+    {"turns": ["two", "and then?"]},
+    {"prompt": "four", "temperature": 0.7},
+    {"prompt": "five"},
+]
+
+
+@pytest.fixture
+def dflash(tiny_folder, in_folder, capfd):
+    """dflash(*words) -> (exit code, JSON document or None, stderr) of `record` on the lines."""
+    (in_folder / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+
+    def call(*words):
+        base = ["--target", str(tiny_folder), "--max-new-tokens", "12", "--prompts", "p.jsonl", "--json"]
+        code = run(["record", *base, *map(str, words)])
+        out, err = capfd.readouterr()
+        return code, json.loads(out) if out else None, err
+
+    return call
+
+
+class Pair:
+    """Both ends of a ring in one process; the reader takes what it is told to take."""
+
+    def __init__(self, capacity):
+        self.writer = RingWriter(capacity)
+        theirs = [os.dup(fd) for fd in (self.writer.memory, self.writer.pieces, self.writer.acknowledged)]
+        self.writer.handed_over()
+        self.theirs = theirs
+        self.taken = []
+
+    def read(self, pause=0.0):
+        for message in RingReader(*self.theirs).messages(lambda: 1.0):
+            self.taken.append(message)
+            time.sleep(pause)
+        for descriptor in self.theirs:
+            os.close(descriptor)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=300), max_size=40), st.integers(8, 200))
+def test_a_ring_hands_over_every_message_in_order_whatever_its_size(messages, capacity):
+    pair = Pair(capacity)
+    reader = threading.Thread(target=pair.read)
+    reader.start()
+    for message in messages:
+        pair.writer.put(message)
+        rows, size = pair.writer.queued
+        assert rows <= len(messages)
+        assert 0 <= size <= capacity
+    pair.writer.close()
+    reader.join()
+    assert pair.taken == messages
+
+
+def test_a_full_ring_blocks_and_counts_and_what_it_holds_outlives_the_writer():
+    pair = Pair(1000)
+    for number in range(9):
+        pair.writer.put(bytes([number]) * 100)
+    assert pair.writer.blocked_seconds == 0
+    assert pair.writer.queued == (9, 900)
+    reader = threading.Timer(0.05, pair.read)
+    reader.start()
+    for number in range(9, 30):
+        pair.writer.put(bytes([number]) * 100)
+    assert pair.writer.blocked_seconds > 0
+    pair.writer.close()
+    reader.join()
+    assert pair.taken == [bytes([number]) * 100 for number in range(30)]
+
+
+def test_a_reader_that_is_gone_is_noticed():
+    pair = Pair(1000)
+    for descriptor in pair.theirs:
+        os.close(descriptor)
+    with pytest.raises(ReaderGone):
+        pair.writer.put(b"x" * 2000)
+    pair.writer.close()
+
+
+def test_rows_arrive_as_they_left():
+    row = {
+        "kind": 0,
+        "node_token": np.arange(3, dtype=np.int32),
+        "node_rank": np.ma.masked_equal([1, -1, 3], -1),
+        "slot_gap": np.array([1.5, np.nan], np.float32),
+        "accepted_nodes": [],
+        "prompt_tokens": (1, 2),
+        "node_margin": np.array([None, 1.0], object),
+        "emitted": np.int16(3),
+        "truncated_by": "none",
+        "bonus_token": None,
+    }
+    tables = []
+    for found in (row, unpacked_row(loads(dumps(packed_row(row)))[0])):
+        rows = RequestRows("a")
+        rows.append(found)
+        tables.append(rows.table())
+    assert tables[0].equals(tables[1])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--lanes", "2", "--temperature", "0.8", "--drafter", "self"],
+        ["--dense", "--features", "all", "--no-text", "--sync-seconds", "0.001"],
+    ],
+    ids=["lanes", "dense"],
+)
+def test_the_file_is_the_one_of_a_recorder_in_the_same_process(dflash, in_folder, monkeypatch, words):
+    """And the child needs no torch for it, with which it would start late and large."""
+    monkeypatch.setattr(recorder_process, "RingWriter", partial(RingWriter, 50_000))
+    light = "; import sys; sys.exit('torch' in sys.modules)"
+    monkeypatch.setattr(recorder_process, "PROGRAM", recorder_process.PROGRAM + light)
+    codes, close = [], ProcessRecorder.close
+    monkeypatch.setattr(
+        ProcessRecorder, "close", lambda self: (close(self), codes.append(self._process.returncode))
+    )
+    documents = []
+    for place in ("inline", "process"):
+        code, document, _ = dflash("-o", f"{place}.parquet", "--recorder", place, *words)
+        assert code == 0
+        documents.append(document)
+    for name in documents[0].keys() - {"file", "seconds", "tokens_per_second", "blocked_seconds", "bytes"}:
+        assert documents[0][name] == documents[1][name], name
+    assert codes == [0]
+    assert {path.suffix for path in in_folder.iterdir()} == {".parquet", ".jsonl"}
+
+
+def test_a_recorder_that_falls_behind_holds_decoding_up_and_this_is_said(dflash, in_folder, monkeypatch):
+    monkeypatch.setattr(recorder_process, "RingWriter", partial(RingWriter, 20_000))
+    begin = ProcessRecorder.begin
+
+    def stopped(self):
+        begin(self)
+        os.kill(self._process.pid, signal.SIGSTOP)
+        threading.Timer(1.0, os.kill, (self._process.pid, signal.SIGCONT)).start()
+
+    monkeypatch.setattr(ProcessRecorder, "begin", stopped)
+    code, document, err = dflash("-o", "run.parquet", "--recorder", "process")
+    assert (code, document["requests"]) == (0, 5)
+    assert document["blocked_seconds"] > 0.1
+    assert "s for the recorder, which fell behind" in err
+
+
+def at_row(monkeypatch, number, act):
+    """Calls act(recorder) in the decoding process before it hands over a certain row."""
+    left, row = [number], ProcessRecorder.row
+
+    def counted(self, lane, found):
+        left[0] -= 1
+        if left[0] == 0:
+            act(self)
+        row(self, lane, found)
+
+    monkeypatch.setattr(ProcessRecorder, "row", counted)
+
+
+def interrupt(recorder):
+    raise KeyboardInterrupt
+
+
+def out_of_memory(recorder):
+    raise MemoryError
+
+
+def kill(recorder):
+    os.kill(recorder._process.pid, signal.SIGKILL)
+    recorder._process.wait()
+
+
+SMALL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+FAULT = "import dflash.engine.recorder as r; r.Recorder.closed = lambda self, lane: 1 / 0; "
+ENDS = {
+    "interrupted": (interrupt, None, 130, "interrupted"),
+    "out of memory": (out_of_memory, None, 2, "Memory ran out with 1 lane"),
+    "recorder killed": (kill, None, 2, "was killed by signal 9"),
+    "disk full": (None, SMALL_DISK, 2, "run.journal failed: File too large"),
+    "fault": (None, FAULT, 2, "ZeroDivisionError in the process that records"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whatever_ends_a_recording_is_told_and_what_it_had_is_gone_on_with(
+    dflash, in_folder, monkeypatch, end
+):
+    act, program, expected, told = ENDS[end]
+    words = ("-o", "run.parquet", "--recorder", "process")
+    with monkeypatch.context() as patch:
+        if act is not None:
+            at_row(patch, 40, act)
+        if program is not None:
+            patch.setattr(recorder_process, "PROGRAM", program + recorder_process.PROGRAM)
+        code, document, err = dflash(*words)
+    assert code == expected
+    if code == 130:
+        assert document["run_status"] == "interrupted"
+    else:
+        assert told in err
+        assert "`dflash recover run.journal`" in err
+    code, document, _ = dflash(*words, "--resume")
+    assert code == 0
+    assert document["kept"] >= (end not in ("fault", "disk full"))
+    assert dflash("-o", "whole.parquet")[0] == 0
+    assert requests_of(in_folder / "run.parquet") == requests_of(in_folder / "whole.parquet")
+
+
+def test_what_cannot_be_written_is_refused_as_ever(dflash, in_folder, monkeypatch):
+    """Though the output appears after the first look at it."""
+    monkeypatch.setattr("dflash.cli.record_run.check_output", lambda *given, **more: False)
+    (in_folder / "run.parquet").write_text("mine")
+    code, _, err = dflash("-o", "run.parquet", "--recorder", "process")
+    assert (code, "run.parquet exists already" in err, "recover" in err) == (2, True, False)
+    assert (in_folder / "run.parquet").read_text() == "mine"
+    assert sorted(path.name for path in in_folder.iterdir()) == ["p.jsonl", "run.parquet"]
