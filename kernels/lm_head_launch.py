@@ -10,14 +10,15 @@ from dflash.kernels.lm_head_merge import merge_parts
 from dflash.kernels.lm_head_plan import HeadPlan
 from dflash.kernels.lm_head_scratch import HeadScratch
 from dflash.kernels.lm_head_triton import score_chunks
+from dflash.kernels.row_norm import CarriedNorm, launch_norm
 
 
 def launch_head(
     hidden: Tensor, weight: Tensor, ids: Tensor | None, asked: Tensor | None, draw: Draw | None, scale: float,
-    plan: HeadPlan, scratch: HeadScratch, out: HeadScores, pdl: bool,
+    norm: CarriedNorm | None, eps: float, plan: HeadPlan, scratch: HeadScratch, out: HeadScores, pdl: bool,
 ) -> None:  # fmt: skip
     """Run both kernels; a tensor that is not there is stood in for by one that is not read."""
-    rows, tile = len(hidden), plan.tile
+    rows, tile, read_norm = len(hidden), plan.tile, launch_norm(hidden, norm)
     spec = draw or Draw(hidden, hidden, hidden)
     choice = out.choice or Choices(*(4 * [out.lse]))
     count = 0 if asked is None else asked.shape[1]
@@ -30,15 +31,17 @@ def launch_head(
         "MAPPED": ids is not None, "PDL": pdl, "launch_pdl": pdl,
     }  # fmt: skip
     score_chunks[(plan.row_tiles, plan.parts)](
-        hidden, weight, *read, *scratch, found, hidden.stride(0), weight.stride(0), weight.shape[1],
-        rows, len(weight), plan.share, count, scale,
-        BLOCK_N=plan.block_n, BLOCK_V=tile.block_v, BLOCK_D=tile.block_d, STAGES=tile.stages,
+        read_norm.x, weight, read_norm.squares, *read, *scratch, found,
+        read_norm.x.stride(0), weight.stride(0), weight.shape[1],
+        rows, len(weight), plan.share, count, scale, eps, read_norm.parts,
+        BLOCK_N=plan.block_n, HALVES=1 if plan.block_n == 16 else 2, BLOCK_V=tile.block_v,
+        BLOCK_D=tile.block_d, CELLS=plan.cells, STAGES=tile.stages, NORM=read_norm.parts_at_once,
         EVEN=weight.shape[1] % tile.block_d == 0, PREFETCH=tile.prefetch,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **shared,
     )  # fmt: skip
     merge_parts[(rows,)](
         *read, *scratch, out.values, out.ids, out.lse, found, *choice,
         rows, plan.parts, plan.tiles, len(weight), count, out.ids.shape[1],
-        SLOTS=plan.merge_slots, TILES=plan.merge_tiles,
+        LISTS=plan.merge_lists, TILES=plan.merge_tiles,
         num_warps=plan.merge_warps, num_stages=1, **shared,
     )  # fmt: skip

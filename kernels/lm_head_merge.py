@@ -7,23 +7,39 @@ import triton.language as tl
 
 from dflash.kernels.lm_head_draw import finite, load_draw
 from dflash.kernels.race_noise import log_exponential, words_of_ids
-from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, id_of_key, key_of, order_of_key, ordered, value_of
+from dflash.kernels.sort_keys import (
+    NO_KEY,
+    NO_ORDER,
+    id_of_key,
+    join_lists,
+    key_of,
+    order_of_key,
+    ordered,
+    value_of,
+)
 
 # enough for a winner and a runner-up whose near scores are off by 1e-4
 SHORT = tl.constexpr(4)
 
 
 @triton.jit
-def _store_top(Values, Ids, Map, keys, row, top, MAPPED: tl.constexpr):
-    """Take the largest key `top` times."""
-    for place in tl.range(0, top):
-        key = tl.max(keys, 0)
-        keys = tl.where(keys == key, NO_KEY, keys)
-        token = id_of_key(key)
-        if MAPPED:
-            token = tl.load(Map + token)
-        tl.store(Values + row * top + place, value_of(order_of_key(key)))
-        tl.store(Ids + row * top + place, token)
+def _store_top(
+    PartKeys, Values, Ids, Map, row, parts, top,
+    LISTS: tl.constexpr, TOP: tl.constexpr, MAPPED: tl.constexpr,
+):  # fmt: skip
+    """Join the parts' keys, store the best, and return the largest logit."""
+    part, t = tl.arange(0, LISTS)[:, None], tl.arange(0, TOP)[None, :]
+    # in memory they rise, and the first half is to fall
+    at = part * TOP + tl.where(part < (LISTS + 1) // 2, TOP - 1 - t, t)
+    lists = tl.load(PartKeys + row.to(tl.int64) * parts * TOP + at, mask=part < parts, other=NO_KEY)
+    keys = tl.reshape(join_lists(tl.reshape(lists, [LISTS, 1, TOP]), LISTS, 1, TOP), [TOP])
+    place = tl.arange(0, TOP)
+    token = id_of_key(keys)
+    if MAPPED:
+        token = tl.load(Map + token, mask=place < top, other=0)
+    tl.store(Values + row * top + place, value_of(order_of_key(keys)), mask=place < top)
+    tl.store(Ids + row * top + place, token, mask=place < top)
+    return value_of(order_of_key(tl.max(keys, 0)))
 
 
 @triton.jit
@@ -108,7 +124,7 @@ def merge_parts(
     Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks, PartLogits,
     Values, Ids, Lse, Found, Choice, Logit, Lead, LseT,
     rows_all, parts, tiles, vocabulary, asked, top,
-    SLOTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr, DRAWS: tl.constexpr,
+    LISTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr, DRAWS: tl.constexpr,
     PURPOSES: tl.constexpr, PATHS: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of one row; grid (rows)."""
@@ -116,12 +132,8 @@ def merge_parts(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    slot = tl.arange(0, SLOTS)
-    slots = parts * TOP
-    keys = tl.load(PartKeys + row.to(tl.int64) * slots + slot, mask=slot < slots, other=NO_KEY)
-    highest = value_of(order_of_key(tl.max(keys, 0)))
+    highest = _store_top(PartKeys, Values, Ids, Map, row, parts, top, LISTS, TOP, MAPPED)
     tempered = highest
-    _store_top(Values, Ids, Map, keys, row, top, MAPPED)
     if DRAWS:
         temperature = tl.load(Temperatures + row)
         drawn = temperature > 0

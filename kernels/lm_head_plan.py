@@ -14,6 +14,7 @@ ROWS_A_TILE = 64
 # keys, and tiles' sums, that one warp of the merge holds
 KEYS_A_WARP = 512
 TILES_A_WARP = 256
+KEYS_OF_4_WARPS = 512
 
 
 class HeadTile(NamedTuple):
@@ -45,22 +46,25 @@ class HeadPlan(NamedTuple):
     tiles: int
     """Tiles of the vocabulary in all."""
     top: int
-    """Keys a part: the next power of two."""
-    merge_slots: int
+    """Keys a part: 1, or the next power of two from 8 on, as 8 threads share a row."""
+    cells: int
+    """Warps that stand side by side over a tile's tokens."""
+    merge_lists: int
+    """Parts, padded."""
     merge_warps: int
     merge_tiles: int
     """Tiles whose sums the merge loads at once."""
 
 
-# by rows of hidden states, padded, and bytes a number; compiled without spills for every use, but not swept
-# on a GPU yet: see dflash/bench/head_sweep.py
+# by rows of hidden states, padded, and bytes a number; of two bytes swept on an H200, by
+# dflash/bench/head_sweep.py
 HEAD_TILES: dict[tuple[int, int], HeadTile] = {
-    (16, 2): HeadTile(64, 128, 4, 4, 264, None, 128),
-    (32, 2): HeadTile(64, 128, 4, 4, 264, None, 128),
-    (64, 2): HeadTile(64, 128, 8, 3, 264, None, 128),
+    (16, 2): HeadTile(128, 64, 4, 4, 512, None, 256),
+    (32, 2): HeadTile(128, 64, 4, 4, 264, None, 256),
+    (64, 2): HeadTile(64, 128, 4, 3, 264, None, 256),
     (16, 4): HeadTile(64, 32, 4, 3, 264, None, 64),
     (32, 4): HeadTile(64, 32, 8, 3, 264, None, 64),
-    (64, 4): HeadTile(32, 32, 8, 3, 264, None, 64),
+    (64, 4): HeadTile(32, 16, 8, 3, 264, None, 64),
 }
 
 
@@ -70,6 +74,16 @@ def _ceil_div(a: int, b: int) -> int:
 
 def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
+
+
+def _kept(top: int) -> int:
+    return 1 if top == 1 else max(8, _power(top))
+
+
+def _table_tile(block_n: int, item: int, top: int) -> HeadTile:
+    tile = HEAD_TILES[block_n, item]
+    # of more keys their lists would take too many registers of 4 warps
+    return tile._replace(warps=8) if block_n * _kept(top) > KEYS_OF_4_WARPS else tile
 
 
 def head_plan(rows: int, vocabulary: int, item: int, top: int, mode: Mode, tile: HeadTile | None) -> HeadPlan:
@@ -86,16 +100,15 @@ def head_plan(rows: int, vocabulary: int, item: int, top: int, mode: Mode, tile:
     """
     exact = mode == "replay-exact"
     block_n = ROWS_A_TILE if exact else min(max(_power(rows), 16), ROWS_A_TILE)
-    tile = tile or HEAD_TILES[block_n, item]
+    tile = tile or _table_tile(block_n, item, top)
     row_tiles = _ceil_div(rows, block_n)
     tiles = _ceil_div(vocabulary, tile.block_v)
-    most = min(tile.programs, MAX_PARTS, MAX_KEYS // _power(top))
+    kept = _kept(top)
+    most = min(tile.programs, MAX_PARTS, MAX_KEYS // kept)
     share = _ceil_div(tiles, most if exact else max(1, most // row_tiles))
     parts = _ceil_div(tiles, share)
-    slots = _power(parts * _power(top))
-    warps = min(max(slots // KEYS_A_WARP, 4), 8)
+    lists = _power(parts)
+    warps = min(max(lists * kept // KEYS_A_WARP, 4), 8)
     at_once = min(_power(tiles), TILES_A_WARP * warps)
-    if slots == at_once:
-        # of one size, keys and sums would share a layout, and the sums their order with the number of parts
-        slots *= 2
-    return HeadPlan(tile, block_n, row_tiles, share, parts, tiles, _power(top), slots, warps, at_once)
+    cells = min(tile.block_v // 16, tile.warps)
+    return HeadPlan(tile, block_n, row_tiles, share, parts, tiles, kept, cells, lists, warps, at_once)

@@ -14,6 +14,7 @@ from dflash.kernels.lm_head_call import Draw, HeadScores, check_head
 from dflash.kernels.lm_head_plan import HeadTile, head_plan
 from dflash.kernels.lm_head_reference import reference_head
 from dflash.kernels.lm_head_scratch import HeadScratch, fitting_head_scratch, make_head_scratch
+from dflash.kernels.row_norm import CarriedNorm, check_norm, normed
 
 
 def check_draft_ids(ids: Tensor, vocabulary: int) -> None:
@@ -53,6 +54,8 @@ def lm_head_topk(
     asked: Tensor | None = None,
     draw: Draw | None = None,
     scale: float = 1.0,
+    norm: CarriedNorm | None = None,
+    eps: float = 1e-6,
     mode: Mode = "fast",
     impl: Impl = "triton",
     out: HeadScores | None = None,
@@ -76,6 +79,8 @@ def lm_head_topk(
         asked: int32 `[rows, up to 64]`, rows of the head whose logits are wanted.
         draw: what the choice races on; None chooses nothing.
         scale: of the logits, positive.
+        norm: the RMSNorm before the head, as the launch that made `hidden` left it (`row_product`).
+        eps: of the norm.
         mode: `fast`, or `replay-exact`: a row's bits are the same whatever the other rows are.
         impl: `triton`, or the PyTorch `reference`, which holds all logits; never a silent fallback.
         out: where to write.
@@ -91,13 +96,15 @@ def lm_head_topk(
     """
     check_choice("mode", Mode, mode)
     room = check_head(hidden, weight, top, ids, asked, draw, scale, impl, out)
+    check_norm(hidden, norm, eps)
     if impl == "reference":
-        return _copy(room, reference_head(hidden, weight, top, ids, asked, draw, scale))
+        rows = normed(hidden, norm, eps)
+        return _copy(room, reference_head(rows, weight, top, ids, asked, draw, scale))
     from dflash.kernels.lm_head_launch import launch_head
 
     plan = head_plan(len(hidden), len(weight), weight.element_size(), top, mode, tile)
     held = fitting_head_scratch(scratch, hidden, plan)
-    launch_head(hidden, weight, ids, asked, draw, scale, plan, held, room, pdl)
+    launch_head(hidden, weight, ids, asked, draw, scale, norm, eps, plan, held, room, pdl)
     return room
 
 

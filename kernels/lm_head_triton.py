@@ -6,9 +6,10 @@ import triton
 import triton.language as tl
 
 from dflash.kernels.cache_rows import prefetch_lines
+from dflash.kernels.lm_head_cells import in_cells, keep_top, leave_picks
 from dflash.kernels.lm_head_draw import finite, load_draw
 from dflash.kernels.race_noise import near_log_exponential, words_of_ids, words_of_tile
-from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, key_of, order_of_key, ordered, value_of
+from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, key_of, ordered, value_of
 
 
 @triton.jit
@@ -40,36 +41,6 @@ def _leave_sums(PartSums, at, apart, logits, highest, tempered, live, DRAWS: tl.
 
 
 @triton.jit
-def _keep_top(best, order, top, ids, live):
-    """Put a tile's values into the best keys so far [BLOCK_N, TOP], one a row and turn while any is better.
-
-    Ids ascend from tile to tile, so of equal values the first to come has the lowest.
-    """
-    least = tl.min(best, 1)
-    border = order_of_key(least)
-    while tl.max((live & (top > border)).to(tl.int32), 0) > 0:
-        first = tl.min(tl.where(order == top[None, :], ids[:, None], TOP_ID), 0)
-        key = tl.where(top > border, key_of(top, first), least)
-        best = tl.where(best == least[:, None], key[:, None], best)
-        order = tl.where(ids[:, None] == first[None, :], NO_ORDER, order)
-        top = tl.max(order, 0)
-        least = tl.min(best, 1)
-        border = order_of_key(least)
-    return best
-
-
-@triton.jit
-def _leave_pick(PartPicks, PartLogits, at, order, logits, ids, live):
-    """Leave the key of a tile's highest score, `NO_KEY` if there is none, and its logit; return its id."""
-    best = tl.max(order, 0)
-    first = tl.min(tl.where(order == best[None, :], ids[:, None], TOP_ID), 0)
-    tl.store(PartPicks + at, tl.where(best == NO_ORDER, NO_KEY, key_of(best, first)), mask=live)
-    logit = tl.sum(tl.where(ids[:, None] == first[None, :], logits, 0.0), 0)
-    tl.store(PartLogits + at, logit, mask=live)
-    return first
-
-
-@triton.jit
 def _find_asked(
     At, Found, logits, rows, live, ids, start, asked, vocabulary,
     BLOCK_V: tl.constexpr, ASKED: tl.constexpr,
@@ -89,26 +60,39 @@ def _find_asked(
 
 
 @triton.jit
-def _leave_picks(
-    PartPicks, PartLogits, at, logits, tempered, drawn, draw, Map, start, ids, vocabulary, live,
-    BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, MAPPED: tl.constexpr,
+def _mapped_noise(
+    draw, Map, start, vocabulary, BLOCK_V: tl.constexpr, N: tl.constexpr, CELLS: tl.constexpr
 ):  # fmt: skip
-    """Leave the two tokens of a tile that are ahead in the race, by noise that is good enough for that."""
+    """Near log E of mapped tokens, as `in_cells` has them; in turns, as no two share a Philox call."""
     position, purpose, path, k0, k1 = draw
-    if MAPPED:
+    OWN: tl.constexpr = BLOCK_V // (8 * CELLS)
+    inner = (tl.arange(0, CELLS) * 16)[:, None] + tl.arange(0, 8)[None, :]
+    noise = tl.zeros([OWN, CELLS, 8, N], tl.float32)
+    for own in tl.range(0, OWN):
+        ids = start + own // 2 * (16 * CELLS) + own % 2 * 8 + inner
         token = tl.load(Map + tl.minimum(ids, vocabulary - 1))
         word = words_of_ids(
-            token[:, None] + tl.zeros([BLOCK_V, BLOCK_N], tl.int32),
-            position[None, :], purpose[None, :], path[None, :], k0[None, :], k1[None, :],
+            token[:, :, None] + tl.zeros([CELLS, 8, N], tl.int32), position[None, None, :],
+            purpose[None, None, :], path[None, None, :], k0[None, None, :], k1[None, None, :],
         )  # fmt: skip
+        mine = (tl.arange(0, OWN) == own)[:, None, None, None]
+        noise = tl.where(mine, near_log_exponential(word)[None, :, :, :], noise)
+    return noise
+
+
+@triton.jit
+def _race(
+    logits, ids, tempered, drawn, draw, Map, start, vocabulary,
+    BLOCK_V: tl.constexpr, N: tl.constexpr, CELLS: tl.constexpr, MAPPED: tl.constexpr,
+):  # fmt: skip
+    """The order of a tile's scores in the race, in cells, by noise that is good enough for a shortlist."""
+    score = in_cells(logits * tempered[None, :], BLOCK_V, N, CELLS)
+    if MAPPED:
+        noise = _mapped_noise(draw, Map, start, vocabulary, BLOCK_V, N, CELLS)
     else:
-        word = words_of_tile(start, position, purpose, path, k0, k1, BLOCK_V, BLOCK_N)
-    noise = tl.where(drawn[None, :], near_log_exponential(word), 0.0)
-    order = ordered(logits * tempered[None, :] - noise)
-    order = tl.where((ids < vocabulary)[:, None], order, NO_ORDER)
-    first = _leave_pick(PartPicks, PartLogits, 2 * at, order, logits, ids, live)
-    order = tl.where(ids[:, None] == first[None, :], NO_ORDER, order)
-    _leave_pick(PartPicks, PartLogits, 2 * at + 1, order, logits, ids, live)
+        noise = in_cells(near_log_exponential(words_of_tile(start, *draw, BLOCK_V, N)), BLOCK_V, N, CELLS)
+    order = ordered(score - tl.where(drawn[None, None, None, :], noise, 0.0))
+    return tl.where(ids < vocabulary, order, NO_ORDER)
 
 
 @triton.jit
@@ -124,11 +108,13 @@ def _start(W, begin, offsets, vocabulary, stride_w, PREFETCH: tl.constexpr):
 @triton.jit
 def _judge(
     best, logits, PartSums, PartPicks, PartLogits, Found, Map, At, Temperatures, Keys, Positions, Purposes,
-    Paths, rows, rows_all, start, ids, vocabulary, asked,
-    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr,
-    DRAWS: tl.constexpr, PURPOSES: tl.constexpr, PATHS: tl.constexpr, MAPPED: tl.constexpr,
+    Paths, first, rows_all, start, ids, vocabulary, asked,
+    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, CELLS: tl.constexpr, TOP: tl.constexpr,
+    ASKED: tl.constexpr, DRAWS: tl.constexpr, PURPOSES: tl.constexpr, PATHS: tl.constexpr,
+    MAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Leave what a whole tile of logits contributes; the best keys so far are returned."""
+    """Leave what a tile of logits contributes to rows first…; the best keys so far are returned."""
+    rows = first + tl.arange(0, BLOCK_N)
     live, rows_read = rows < rows_all, tl.minimum(rows, rows_all - 1)
     tiles = tl.cdiv(vocabulary, BLOCK_V)
     at = rows * tiles + start // BLOCK_V
@@ -141,37 +127,73 @@ def _judge(
     _leave_sums(PartSums, at, rows_all * tiles, logits, value_of(top), tempered, live, DRAWS)
     if ASKED > 0:
         _find_asked(At, Found, logits, rows, live, ids, start, asked, vocabulary, BLOCK_V, ASKED)
-    best = _keep_top(best, order, top, ids, live)
+    spread_order = in_cells(order, BLOCK_V, BLOCK_N, CELLS)
+    spread = in_cells(ids[:, None] + tl.zeros([BLOCK_V, BLOCK_N], tl.int32), BLOCK_V, BLOCK_N, CELLS)
+    if TOP == 1:
+        lowest = tl.min(tl.where(order == top[None, :], ids[:, None], TOP_ID), 0)
+        best = tl.maximum(best, key_of(top, lowest)[:, None])
+    else:
+        best = keep_top(best, spread_order, spread, CELLS, TOP, BLOCK_N)
     if DRAWS:
         # last, where fewest registers are taken
-        draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
-        _leave_picks(
-            PartPicks, PartLogits, at, logits, tempered, temperature > 0, draw, Map, start, ids, vocabulary,
-            live, BLOCK_V, BLOCK_N, MAPPED,
-        )  # fmt: skip
+        drawn = temperature > 0
+        spread_logits = in_cells(logits, BLOCK_V, BLOCK_N, CELLS)
+        if tl.max(drawn.to(tl.int32), 0) > 0:
+            draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
+            race = _race(
+                logits, spread, tempered, drawn, draw, Map, start, vocabulary, BLOCK_V, BLOCK_N, CELLS, MAPPED
+            )
+            leave_picks(PartPicks, PartLogits, at, race, spread_logits, spread, live)
+        else:
+            # at temperature 0 the race is that of the logits
+            leave_picks(PartPicks, PartLogits, at, spread_order, spread_logits, spread, live)
     return best
 
 
-@triton.jit(do_not_specialize=["rows_all", "vocabulary", "share", "asked", "scale"])
+@triton.jit
+def _leave_best(PartKeys, best, first, rows_all, BLOCK_N: tl.constexpr, TOP: tl.constexpr):
+    """Store the best keys of this program's part."""
+    rows, t = first + tl.arange(0, BLOCK_N), tl.arange(0, TOP)[None, :]
+    place = (rows * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)[:, None] * TOP + t
+    tl.store(PartKeys + place, best, mask=(rows < rows_all)[:, None] & (t >= 0))
+
+
+@triton.jit
+def _row_scale(Squares, rows_read, rows_all, width, scale, eps, parts, PARTS: tl.constexpr):
+    """What the logits of each row are scaled by: with a carried norm, its root too."""
+    scales = tl.zeros_like(rows_read).to(tl.float32) + scale
+    if PARTS > 0:
+        squares = tl.zeros_like(scales)
+        for base in tl.range(0, parts, PARTS):
+            part = (base + tl.arange(0, PARTS))[None, :]
+            at = Squares + part * rows_all + rows_read[:, None]
+            squares += tl.sum(tl.load(at, mask=part < parts, other=0.0), 1)
+        scales *= tl.rsqrt(squares / width + eps)
+    return scales
+
+
+@triton.jit(do_not_specialize=["rows_all", "vocabulary", "share", "asked", "scale", "eps", "norm_parts"])
 def score_chunks(
-    X, W, Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks, PartLogits,
-    Found,
-    stride_x, stride_w, width, rows_all, vocabulary, share, asked, scale,
-    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr, DRAWS: tl.constexpr,
-    PURPOSES: tl.constexpr, PATHS: tl.constexpr, MAPPED: tl.constexpr, PREFETCH: tl.constexpr,
-    PDL: tl.constexpr,
+    X, W, Squares, Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks,
+    PartLogits, Found,
+    stride_x, stride_w, width, rows_all, vocabulary, share, asked, scale, eps, norm_parts,
+    BLOCK_N: tl.constexpr, HALVES: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    CELLS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, TOP: tl.constexpr,
+    ASKED: tl.constexpr, DRAWS: tl.constexpr, PURPOSES: tl.constexpr, PATHS: tl.constexpr,
+    MAPPED: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Score a share of the vocabulary's tiles for a tile of rows; grid (row tiles, parts)."""
+    HALF: tl.constexpr = BLOCK_N // HALVES
     begin = tl.program_id(1) * share * BLOCK_V
     offsets = tl.arange(0, BLOCK_V)
     if PDL:
         _start(W, begin, offsets, vocabulary, stride_w, PREFETCH)
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    live, rows_read = rows < rows_all, tl.minimum(rows, rows_all - 1)
+    first = tl.program_id(0) * BLOCK_N
+    rows_read = tl.minimum(first + tl.arange(0, BLOCK_N), rows_all - 1)
+    scales = _row_scale(Squares, rows_read, rows_all, width, scale, eps, norm_parts, NORM)
     tiles = tl.cdiv(vocabulary, BLOCK_V)
-    # keys of nothing differ, so that one at a time is replaced
-    best = tl.full([BLOCK_N, TOP], NO_KEY, tl.int64) + tl.arange(0, TOP)[None, :]
+    best = tl.full([HALF, TOP], NO_KEY, tl.int64)
+    more = best
     acc = tl.zeros([BLOCK_V, BLOCK_N], tl.float32)
     columns = tl.cdiv(width, BLOCK_D)
     mine = tl.minimum(share, tiles - tl.program_id(1) * share)
@@ -184,13 +206,23 @@ def score_chunks(
             stride_x, stride_w, BLOCK_D, EVEN,
         )  # fmt: skip
         if step % columns == columns - 1:
-            logits = tl.where((ids < vocabulary)[:, None], acc * scale, -float("inf"))
+            logits = tl.where((ids < vocabulary)[:, None], acc * scales[None, :], -float("inf"))
             acc = tl.zeros([BLOCK_V, BLOCK_N], tl.float32)
+            if HALVES == 2:
+                apart = tl.permute(tl.reshape(logits, [BLOCK_V, 2, HALF]), (0, 2, 1))
+                logits, others = tl.split(apart)
+                # 17 rows are 32 with padding: half of them need no judgement
+                if first + HALF < rows_all:
+                    more = _judge(
+                        more, others, PartSums, PartPicks, PartLogits, Found, Map, At, Temperatures, Keys,
+                        Positions, Purposes, Paths, first + HALF, rows_all, start, ids, vocabulary, asked,
+                        HALF, BLOCK_V, CELLS, TOP, ASKED, DRAWS, PURPOSES, PATHS, MAPPED,
+                    )  # fmt: skip
             best = _judge(
                 best, logits, PartSums, PartPicks, PartLogits, Found, Map, At, Temperatures, Keys, Positions,
-                Purposes, Paths, rows, rows_all, start, ids, vocabulary, asked,
-                BLOCK_N, BLOCK_V, TOP, ASKED, DRAWS, PURPOSES, PATHS, MAPPED,
+                Purposes, Paths, first, rows_all, start, ids, vocabulary, asked,
+                HALF, BLOCK_V, CELLS, TOP, ASKED, DRAWS, PURPOSES, PATHS, MAPPED,
             )  # fmt: skip
-    t = tl.arange(0, TOP)[None, :]
-    place = (rows * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)[:, None] * TOP + t
-    tl.store(PartKeys + place, best, mask=live[:, None] & (t >= 0))
+    _leave_best(PartKeys, best, first, rows_all, HALF, TOP)
+    if HALVES == 2:
+        _leave_best(PartKeys, more, first + HALF, rows_all, HALF, TOP)

@@ -39,8 +39,8 @@ class PackTile(NamedTuple):
     """Programs at most: each counts itself in at one address."""
 
 
-# not swept on a GPU yet: see dflash/bench/head_sweep.py
-PACK_TILE = PackTile(16, 4, 528)
+# swept on an H200: see dflash/bench/head_sweep.py
+PACK_TILE = PackTile(8, 4, 264)
 
 
 def feature_ring(capacity: int, width: int, encoding: Encoding, device: torch.device | str) -> FeatureRing:

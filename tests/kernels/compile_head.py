@@ -36,7 +36,7 @@ def compile_head(
         asked = torch.zeros((rows, 4), dtype=torch.int32) if all_else else None
         plan = head_plan(rows, VOCABULARY, weight.element_size(), top, "fast", None)
         lm_head_launch.launch_head(
-            hidden, weight, ids if all_else else None, asked, draw, 1.0, plan,
+            hidden, weight, ids if all_else else None, asked, draw, 1.0, None, 1e-5, plan,
             make_head_scratch(hidden, plan), empty_scores(hidden, top, asked, draw), True,
         )  # fmt: skip
     finally:
@@ -68,6 +68,8 @@ def configurations() -> dict[str, list[object]]:
         "head 16 drawn, all else, top 16": compile_head(16, 16, drawn=True, all_else=True),
         "head 32 drawn, all else, top 32": compile_head(32, 32, drawn=True, all_else=True),
         "head 64 drawn, all else, top 32": compile_head(64, 32, drawn=True, all_else=True),
+        "head 32 drawn, top 32": compile_head(32, 32, drawn=True),
+        "head 64 drawn, top 16": compile_head(64, 16, drawn=True),
         "head 32 float32 drawn": compile_head(32, 4, torch.float32, drawn=True),
         "head 64 float32 drawn, all else, top 32": compile_head(64, 32, torch.float32, True, True),
     }

@@ -21,6 +21,7 @@ from dflash.kernels.lm_head_call import Draw
 from dflash.kernels.lm_head_plan import MAX_KEYS, head_plan
 from dflash.kernels.lm_head_topk import check_draft_ids, head_scratch, lm_head_topk
 from dflash.kernels.pack_features import feature_ring, pack_features
+from dflash.kernels.row_norm import CarriedNorm
 from tests.kernels.head_cases import poisoned
 
 
@@ -39,6 +40,7 @@ def head(**changes: Any) -> Any:
 
 
 DRAW = Draw(torch.zeros(3), int32(3, 2), int32(3))
+NORM = CarriedNorm(torch.ones(32), torch.zeros(3, 32), torch.zeros(2, 3))
 HEAD: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "three dimensions": (ShapeRefused, {"hidden": torch.zeros(1, 3, 32)}),
     "no rows": (ShapeRefused, {"hidden": torch.zeros(0, 32)}),
@@ -70,6 +72,10 @@ HEAD: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "paths elsewhere": (DeviceRefused, {"draw": DRAW._replace(paths=int32(3).to("meta"))}),
     "room for other scores": (ShapeRefused, {"out": poisoned(3, 4, 2)}),
     "room of another width": (ShapeRefused, {"out": poisoned(3, 5, 2), "asked": int32(3, 2), "draw": DRAW}),
+    "a norm of other rows": (ShapeRefused, {"norm": NORM._replace(rows=torch.zeros(2, 32))}),
+    "a norm without parts": (ShapeRefused, {"norm": NORM._replace(squares=torch.zeros(0, 3))}),
+    "a norm of halves": (DtypeRefused, {"norm": NORM._replace(gain=torch.zeros(32).half())}),
+    "a norm without an epsilon": (ScaleRefused, {"norm": NORM, "eps": 0.0}),
     "a mode that is none": (ChoiceRefused, {"mode": "exact"}),
     "an implementation that is none": (ChoiceRefused, {"impl": "cuda"}),
 }
@@ -126,7 +132,7 @@ def test_a_plan_covers_rows_and_vocabulary_once(vocabulary: int, rows: int, top:
         assert (plan.row_tiles - 1) * plan.block_n < rows <= plan.row_tiles * plan.block_n
         assert plan.tiles == -(-vocabulary // plan.tile.block_v)
         assert (plan.parts - 1) * plan.share < plan.tiles <= plan.parts * plan.share
-        assert plan.parts * plan.top <= plan.merge_slots <= MAX_KEYS
+        assert plan.parts * plan.top <= plan.merge_lists * plan.top <= MAX_KEYS
         if mode == "replay-exact":
             assert plan._replace(row_tiles=1) == head_plan(1, vocabulary, item, top, mode, None)
 

@@ -8,6 +8,7 @@ import torch
 from dflash.kernels.lm_head_call import HeadScores
 from dflash.kernels.lm_head_plan import HEAD_TILES, HeadTile
 from dflash.kernels.lm_head_topk import head_scratch, lm_head_topk
+from dflash.kernels.row_norm import CarriedNorm
 from dflash.target.sampling import Sampling
 from dflash.target.statistics import target_law
 from tests.kernels.head_cases import (
@@ -161,6 +162,63 @@ def test_ties_go_to_the_lowest_id(impl: str) -> None:
     assert found.choice is not None
     assert found.choice.token.tolist() == [0] * 3
     assert found.choice.lead.tolist() == [0.0] * 3
+
+
+LADDERS = {
+    "rising": torch.arange(300.0),
+    "falling": -torch.arange(300.0),
+    "rising in pairs": torch.arange(300.0).div(2, rounding_mode="floor"),
+    "three values": torch.arange(300.0) % 3,
+    "one value": torch.zeros(300),
+}
+
+
+@pytest.mark.parametrize("name", LADDERS)
+@pytest.mark.parametrize("top", [2, 8, 16, 32])
+def test_every_token_of_a_tile_may_be_among_the_best(top: int, name: str) -> None:
+    """Exact logits, so that ids are those of a stable sort, whatever the tile, its warps and the split."""
+    weight = torch.zeros(300, 16)
+    weight[:, 0] = LADDERS[name] / 4
+    hidden = torch.zeros(3, 16)
+    hidden[:, 0] = torch.tensor([1.0, -1.0, 0.5])
+    best = torch.sort(hidden @ weight.T, dim=-1, descending=True, stable=True)
+    for tile in (HeadTile(128, 16, 4, 2, 1), HeadTile(64, 16, 8, 2, 3)):
+        found = lm_head_topk(hidden, weight, top, tile=tile)
+        assert torch.equal(found.ids.long(), best.indices[:, :top])
+        assert torch.equal(found.values, best.values[:, :top])
+
+
+@pytest.mark.parametrize("rows", [1, 17, 33])
+def test_rows_of_a_half_that_is_not_full(rows: int) -> None:
+    """Rows past 16 are judged as a half of their tile, which may hold none."""
+    case = make_head(rows, 70, 16, whole=True, seed=rows)
+    expected = score(case, 8, "reference")
+    found = score(case, 8)
+    assert torch.equal(found.ids, expected.ids)
+    assert found.choice is not None
+    assert expected.choice is not None
+    assert torch.equal(found.choice.token, expected.choice.token)
+    assert torch.equal(found.choice.lead, expected.choice.lead)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("parts", [1, 3, 70])
+def test_a_norm_on_its_way_is_that_of_the_rows(parts: int, impl: str) -> None:
+    case = make_head(5, 90, 48, seed=parts)
+    gain = 0.5 + torch.rand(48, generator=torch.Generator().manual_seed(1))
+    shares = torch.rand(parts, 5, generator=torch.Generator().manual_seed(2))
+    squares = shares / shares.sum(0) * case.hidden.square().sum(1)
+    norm = CarriedNorm(gain, case.hidden * gain, squares)
+    eps = 0.125
+    wide = case.hidden.double()
+    normed = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + eps) * gain.double()
+    logits = normed @ case.weight.double().T
+    found = score(case, 6, impl, norm=norm, eps=eps)
+    check_scores(found, logits, case.asked, 1e-5)
+    law = score(Head(normed.float(), *case[1:]), 6, "reference")
+    assert found.choice is not None
+    assert law.choice is not None
+    assert torch.equal(found.choice.token, law.choice.token)
 
 
 UNUSUAL = {
