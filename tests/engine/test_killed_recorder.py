@@ -26,10 +26,11 @@ torch.set_num_threads(1)
 import dflash.cli.record_run
 from dflash.cli.main import run
 from dflash.engine.recorder import Recorder
+from dflash.engine.recorder_process import ProcessRecorder
 from dflash.target.load import load_target
 target = load_target(sys.argv[1])
 dflash.cli.record_run._load = lambda options: target
-closed, sync = Recorder.closed, Recorder.sync
+sync = Recorder.sync
 
 for line in sys.stdin:
     folder, words = json.loads(line)
@@ -41,16 +42,21 @@ for line in sys.stdin:
     os.chdir(folder)
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def logged(self, lane):
-        closed(self, lane)
-        os.write(log, f"closed {lane.request.request_id} 0\\n".encode())
+    def logging(closed):
+        def logged(self, lane):
+            closed(self, lane)
+            os.write(log, f"closed {lane.request.request_id} 0\\n".encode())
+
+        return logged
 
     def synced(self):
         sync(self)
         for request in self._open.values():
             os.write(log, f"synced {request.request_id} {request.journaled}\\n".encode())
 
-    Recorder.closed, Recorder.sync = logged, synced
+    for kind in (Recorder, ProcessRecorder):
+        kind.closed = logging(kind.closed)
+    Recorder.sync = synced
     os.dup2(os.open("talk", os.O_WRONLY | os.O_CREAT), 2)
     os._exit(run(words))
 """
@@ -144,6 +150,29 @@ def test_ten_kills_lose_nothing_that_was_closed_or_synced(nursery, undisturbed, 
             assert name in still_open or len(rows) == len(whole[name])
         assert open_draft_file(folder / "run.parquet").run_status == "recovered"
         assert run(["doctor", "--deep", "run.parquet"]) == 0
+
+
+@pytest.mark.slow
+def test_what_was_handed_to_a_recording_process_outlives_the_one_that_decodes(
+    nursery, undisturbed, tmp_path, monkeypatch, capfd
+):
+    whole, chance = requests_of(undisturbed), random.Random(3)
+    for number in range(3):
+        folder = tmp_path / str(number)
+        said = kill_sometime(nursery, folder, chance, "closed", "--recorder", "process")
+        monkeypatch.chdir(folder)
+        told, deadline = "being written", time.monotonic() + 60
+        # the recording process takes a moment to write what it was handed
+        while "being written" in told and time.monotonic() < deadline:
+            code = run(["recover", "run.journal"])
+            told = capfd.readouterr().err
+        assert code == 0
+        saved = requests_of(folder / "run.parquet")
+        closed = {name for _, name, _ in said}
+        assert {name: saved[name] for name in closed} == {name: whole[name] for name in closed}
+        for name, rows in saved.items():
+            assert rows[:-1] == whole[name][: len(rows) - 1]
+        assert not list(folder.glob("*.partial"))
 
 
 @pytest.mark.slow
