@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dflash.drafters.block.drafter import BlockFamily
+from dflash.engine.device_law import LaneLaw
 from dflash.engine.device_round import DeviceRound
 from dflash.engine.device_rows import RowMaker, features_of, times_of
 from dflash.engine.lane import Emission, Lane, Truncation
@@ -80,17 +81,18 @@ class DeviceEngine(Engine):
         if not waiting:
             return
         record = self.rounds.read(flight.ticket)
+        emissions = [self._emit(lane, record) for lane in waiting]
+        if self.quiet:
+            return
         shared = {"step": flight.step, "batch_size": len(flight.lanes), **times_of(record)}
-        for lane in waiting:
-            emission = self._emit(lane, record)
-            lane.rounds += 1
-            if self.quiet:
-                continue
-            row = self._maker.row(record, lane.index, lane.request.sampling, self._drawn(lane))
-            row |= {"round": lane.rounds - 1, "emitted": emission.emitted, "truncated_by": str(emission[1])}
+        laws = [LaneLaw(lane.request.sampling, self._drawn(lane)) for lane in waiting]
+        rows = self._maker.rows(record, [lane.index for lane in waiting], laws)
+        for lane, emission, row in zip(waiting, emissions, rows, strict=True):
+            row |= {"round": lane.rounds - 1, "emitted": emission.emitted, **shared}
+            row["truncated_by"] = str(emission.truncated_by)
             if self.features is not None:
                 row |= features_of(record, lane.index)
-            sink.row(lane, row | shared)
+            sink.row(lane, row)
 
     def _emit(self, lane: Lane, record: Any) -> Emission:
         """Give a lane the round's tokens; the device has ended it where the host ends it."""
@@ -98,6 +100,7 @@ class DeviceEngine(Engine):
         nodes = record["path"][index, : record["count"][index]]
         tokens = [*record["node_token"][index, nodes].tolist(), int(record["bonus"][index])]
         found = lane.emit(tokens)
+        lane.rounds += 1
         said = Emission(int(record["emitted"][index]), _REASONS[int(record["reason"][index])])
         if found.truncated_by is Truncation.STOP:
             self.wasted_rounds += said.truncated_by is Truncation.NONE
