@@ -108,7 +108,8 @@ def head_plan(rows: int, vocabulary: int, item: int, top: int, mode: Mode, tile:
     share = _ceil_div(tiles, most if exact else max(1, most // row_tiles))
     parts = _ceil_div(tiles, share)
     lists = _power(parts)
-    warps = min(max(lists * kept // KEYS_A_WARP, 4), 8)
+    # by what does not change with the split, as the order of sums follows it
+    warps = min(max(min(_power(tiles), MAX_PARTS) * kept // KEYS_A_WARP, 4), 8)
     at_once = min(_power(tiles), TILES_A_WARP * warps)
     cells = min(tile.block_v // 16, tile.warps)
     return HeadPlan(tile, block_n, row_tiles, share, parts, tiles, kept, cells, lists, warps, at_once)

@@ -124,10 +124,9 @@ class LlamaStep:
 
     def _scored(self, space: StepSpace, last: LayersOutput) -> tuple[Tensor | None, HeadScores | None]:
         """All logits of the rows, or their best tokens without them."""
-        if self.top:
-            normed = final_norm(last.hidden, self.norm, self.sizes.eps)
-            return None, lm_head_topk(normed, self.head, self.top, **self.way._asdict())
         shared = {"norm": last.norm, "eps": self.sizes.eps, **self.way._asdict()}
+        if self.top:
+            return None, lm_head_topk(last.hidden, self.head, self.top, **shared)
         return row_product(last.hidden, self.head, out=space.logits, **shared), None
 
     def _kept(self, space: StepSpace) -> dict[int, Tensor]:

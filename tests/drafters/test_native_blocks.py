@@ -79,6 +79,22 @@ def test_the_same_blocks_through_the_interpreter(tiny: Any, interpreted: None) -
     check(make(tiny.model, "dflash"), Way(), [66, 3], [Place(0, 40, 66), Place(1, 50, 3)])
 
 
+def test_the_best_tokens_of_blocks_are_those_of_their_logits(tiny: Any) -> None:
+    model = make(tiny.model, "dflash")
+    places = [Place(0, 40, 9), Place(1, 41, 6)]
+    found = []
+    for options in ({"head": True}, {"top": 5}, {"head": True, "top": 5}):
+        cache = contexts(model, [9, 6])
+        step = BlockStep("tiny", model, way=REFERENCE, **options)
+        found.append(step.blocks(places, cache.whole(9 + model.config.block_size)))
+    assert found[1].hidden is None
+    logits = found[0].logits.flatten(0, 1)
+    for output in found[1:]:
+        torch.testing.assert_close(output.best.values, logits.topk(5).values, atol=2e-5, rtol=2e-4)
+        torch.testing.assert_close(output.best.lse, logits.logsumexp(-1), atol=2e-5, rtol=2e-4)
+    torch.testing.assert_close(found[2].hidden, found[0].hidden)
+
+
 def test_a_second_block_follows_what_was_committed(tiny: Any) -> None:
     """Rows that a block left behind the context are written over, not seen."""
     model = make(tiny.model, "dspark")

@@ -10,6 +10,7 @@ from dflash.kernels.lm_head_call import HeadScores
 from dflash.kernels.lm_head_plan import HEAD_TILES, HeadTile
 from dflash.kernels.lm_head_topk import head_scratch, lm_head_topk
 from dflash.kernels.pack_features import PackTile, feature_ring, pack_features
+from dflash.kernels.row_norm import CarriedNorm
 from tests.kernels.head_cases import (
     Head,
     head_of_row,
@@ -111,6 +112,37 @@ def test_replay_exact_ignores_the_other_rows(rows: int) -> None:
     for row in (0, rows - 1):
         alone = score(head_of_row(case, row), 8, mode="replay-exact")
         assert same_bits(alone, row_of(together, row))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (17, 9), (64, 128)])
+def test_a_norm_on_its_way_on_the_device(rows: int, parts: int, dtype: torch.dtype) -> None:
+    """The rows that are read are the rounded ones, so that the law starts from them."""
+    case = make_head(rows, 20011, 576, dtype=dtype, seed=parts)
+    squares = torch.rand(parts, rows, generator=torch.Generator().manual_seed(1)) * 1152 / parts
+    norm = CarriedNorm(torch.ones(576, dtype=dtype), case.hidden, squares)
+    root = torch.rsqrt(squares.double().sum(0) / 576 + 1e-3)
+    on_device = CarriedNorm(*(t.cuda() for t in norm))
+    found = score(case.to("cuda"), 8, norm=on_device, eps=1e-3)
+    check_scores(found, logits_of(case) * root[:, None], case.asked, 1e-5)
+
+
+@pytest.mark.parametrize("top", [2, 8, 16, 32])
+@pytest.mark.parametrize("rows", [3, 17, 40])
+def test_every_token_of_a_tile_may_be_among_the_best(rows: int, top: int) -> None:
+    """Rising, falling and tied logits, exact on both: ids are those of a stable sort."""
+    weight = torch.zeros(5000, 64, dtype=torch.bfloat16)
+    weight[:, 0] = torch.arange(5000) // 256
+    weight[:, 1] = torch.arange(5000) % 256
+    hidden = torch.zeros(rows, 64, dtype=torch.bfloat16)
+    hidden[:, 0] = torch.tensor([1.0, -1.0, 0.0, 256.0, -256.0]).repeat(rows)[:rows]
+    hidden[:, 1] = torch.tensor([1.0, 1.0, 0.0, 1.0, -1.0]).repeat(rows)[:rows]
+    best = torch.sort(hidden.float() @ weight.float().T, dim=-1, descending=True, stable=True)
+    for programs in (1, 7, 264):
+        tile = HEAD_TILES[min(max(1 << (rows - 1).bit_length(), 16), 64), 2]._replace(programs=programs)
+        found = lm_head_topk(hidden.cuda(), weight.cuda(), top, tile=tile)
+        assert torch.equal(found.ids.long().cpu(), best.indices[:, :top])
+        assert torch.equal(found.values.cpu(), best.values[:, :top])
 
 
 def test_a_draft_vocabulary_on_the_device() -> None:

@@ -19,7 +19,16 @@ from dflash.kernels.row_norm import Norm
 from dflash.kernels.tree_attention import tree_attention
 from dflash.target.errors import NativeUnsupported
 from dflash.target.layer_weights import Sizes, layer_weights, rotary_table
-from dflash.target.native_layers import KeyValue, Rows, StepSpace, Way, Workspace, final_norm, run_layers
+from dflash.target.native_layers import (
+    KeyValue,
+    LayersOutput,
+    Rows,
+    StepSpace,
+    Way,
+    Workspace,
+    final_norm,
+    run_layers,
+)
 from dflash.target.native_support import rope_misfits
 from dflash.target.step_graphs import StepGraphs
 from dflash.target.step_inputs import LaneRow, StepInputs
@@ -28,8 +37,8 @@ from dflash.target.step_inputs import LaneRow, StepInputs
 class BlockOutput(NamedTuple):
     """What a step leaves; the next one overwrites it."""
 
-    hidden: Tensor
-    """`[lanes, block, hidden]` after the final norm."""
+    hidden: Tensor | None
+    """`[lanes, block, hidden]` after the final norm; None where only the best tokens are wanted."""
     logits: Tensor | None
     """`[lanes, block, draft vocabulary]`, where the head is part of the step."""
     best: HeadScores | None
@@ -175,11 +184,16 @@ class BlockStep:
         inputs, lanes = space.inputs, len(space.inputs.lengths)
         norm = self._embed(space)
         rows = Rows(space.hidden, inputs.positions, inputs.places, self.rotary)
+        gain = self.model.norm.weight.data
         last = run_layers(
-            self.layers, self.sizes, rows, norm, cache, self._attend(space), space.work, self.way
-        ).hidden
-        hidden = final_norm(last, self.model.norm.weight.data, self.sizes.eps).view(lanes, -1, last.shape[1])
-        return BlockOutput(hidden, self.model.logits(hidden) if self.head else None, self._best(hidden))
+            self.layers, self.sizes, rows, norm, cache, self._attend(space), space.work, self.way,
+            final=gain if self.top else None,
+        )  # fmt: skip
+        best = self._best(last) if self.top else None
+        if best is not None and not self.head:
+            return BlockOutput(None, None, best)
+        hidden = final_norm(last.hidden, gain, self.sizes.eps).view(lanes, -1, last.hidden.shape[1])
+        return BlockOutput(hidden, self.model.logits(hidden) if self.head else None, best)
 
     def _embed(self, space: StepSpace) -> Norm:
         """Fill the space's rows with embeddings; their norm, carried where one launch can make both."""
@@ -193,13 +207,10 @@ class BlockStep:
         embed_rows(tokens, table, space.hidden, norm, **given)
         return norm
 
-    def _best(self, hidden: Tensor) -> HeadScores | None:
+    def _best(self, last: LayersOutput) -> HeadScores:
         """The best tokens; ids are those of the draft vocabulary, and logits come before any soft cap."""
-        if not self.top:
-            return None
-        weight = self.model.head_weight()
-        scale = self.config.logit_scale
-        return lm_head_topk(hidden.flatten(0, 1), weight, self.top, scale=scale, **self.way._asdict())
+        given = {"norm": last.norm, "eps": self.sizes.eps, "scale": self.config.logit_scale}
+        return lm_head_topk(last.hidden, self.model.head_weight(), self.top, **given, **self.way._asdict())
 
     def _fill(self, inputs: StepInputs, places: Sequence[Place]) -> None:
         learned = self.model.mask_embedding is not None
