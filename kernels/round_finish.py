@@ -10,6 +10,7 @@ from torch import Tensor
 from dflash.kernels.accept_tree import Accepted
 from dflash.kernels.attention_checks import Impl, check_choice, interpreted, require_device
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
+from dflash.kernels.round_stamp import stamp
 from dflash.kernels.tensor_checks import check_dense
 
 GOES_ON, EOS, LENGTH = 0, 1, 2
@@ -45,6 +46,7 @@ def round_finish(
     width: int,
     out: RoundEnd,
     *,
+    time: Tensor | None = None,
     impl: Impl = "triton",
     pdl: bool = True,
 ) -> None:
@@ -58,6 +60,7 @@ def round_finish(
         lanes: read and moved on.
         width: rows a lane in the verified batch.
         out: where to write.
+        time: int64 `[1]`, gets the clock's nanoseconds as `stamp` has them; None for no clock.
         impl: `triton` or `reference`.
         pdl: start under the preceding kernel's tail.
 
@@ -68,11 +71,14 @@ def round_finish(
     _check(tokens, accepted, eos, tree, lanes, out)
     if impl == "reference":
         _reference(tokens, accepted, eos, lanes, width, out)
+        if time is not None:
+            stamp(time, 0, impl="reference")
         return
     require_device("tokens", tokens)
     from dflash.kernels.round_finish_triton import launch_finish
 
-    launch_finish(tokens, accepted, eos, tree, lanes, width, out, pdl and not interpreted())
+    clock = None if interpreted() else time
+    launch_finish(tokens, accepted, eos, tree, lanes, width, out, clock, pdl and not interpreted())
 
 
 def _check(

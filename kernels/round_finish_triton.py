@@ -10,20 +10,23 @@ from dflash.kernels.accept_tree import Accepted
 from dflash.kernels.round_finish import RoundEnd
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_slots import power
+from dflash.kernels.round_stamp_triton import write_clock
 
 
 @triton.jit(do_not_specialize=["nodes", "kept", "ends", "width"])
 def finish_lane(
     Tokens, Count, Path, Bonus, Eos, Live, Lengths, Anchors, Left,
     OutCount, OutPath, OutBonus, Emitted, Reason, Rows, Positions, Places,
-    nodes, kept, ends, width,
-    NODES: tl.constexpr, KEPT: tl.constexpr, PDL: tl.constexpr,
+    Time, nodes, kept, ends, width,
+    NODES: tl.constexpr, KEPT: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """End one lane's round; grid (lanes)."""
     lane = tl.program_id(0)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if TIMED:
+        write_clock(Time, lane == 0)
     count, bonus = tl.load(Count + lane), tl.load(Bonus + lane)
     place, node = tl.arange(0, KEPT), tl.arange(0, NODES)
     stored = tl.load(Path + lane * nodes + node, mask=node < nodes, other=-1)
@@ -59,12 +62,13 @@ def finish_lane(
 
 def launch_finish(
     tokens: Tensor, accepted: Accepted, eos: Tensor, tree: RoundTree, lanes: RoundLanes, width: int,
-    out: RoundEnd, pdl: bool,
+    out: RoundEnd, time: Tensor | None, pdl: bool,
 ) -> None:  # fmt: skip
     """Run the kernel."""
     kept = tree.length + 1
     finish_lane[(len(lanes.live),)](
         tokens, accepted.count, accepted.path, accepted.bonus, eos, lanes.live, lanes.lengths, lanes.anchors,
-        lanes.left, *out, tree.nodes, kept, eos.numel(), width,
-        NODES=power(tree.nodes), KEPT=power(kept), PDL=pdl, num_warps=1, launch_pdl=pdl,
+        lanes.left, *out, lanes.live if time is None else time, tree.nodes, kept, eos.numel(), width,
+        NODES=power(tree.nodes), KEPT=power(kept), TIMED=time is not None, PDL=pdl, num_warps=1,
+        launch_pdl=pdl,
     )  # fmt: skip

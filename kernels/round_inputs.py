@@ -10,6 +10,7 @@ from torch import Tensor
 from dflash.kernels.attention_checks import Impl, check_choice, interpreted, require_device
 from dflash.kernels.errors import ShapeRefused
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
+from dflash.kernels.round_stamp import stamp
 from dflash.kernels.tensor_checks import check_dense
 
 
@@ -42,6 +43,7 @@ def round_inputs(
     mask_token: int,
     start: RoundStart,
     *,
+    time: Tensor | None = None,
     impl: Impl = "triton",
     pdl: bool = True,
 ) -> None:
@@ -54,6 +56,7 @@ def round_inputs(
         block: rows of the drafter's block, one behind the other; None without a drafter.
         mask_token: of the block's later rows; -1 repeats the anchor's.
         start: where the lanes' state is copied to.
+        time: int64 `[1]`, gets the clock's nanoseconds as `stamp` has them; None for no clock.
         impl: `triton` or `reference`.
         pdl: start under the preceding kernel's tail.
 
@@ -64,11 +67,14 @@ def round_inputs(
     _check(lanes, tree, verify, block, start)
     if impl == "reference":
         _reference(lanes, tree, verify, block, mask_token, start)
+        if time is not None:
+            stamp(time, 0, impl="reference")
         return
     require_device("lanes.live", lanes.live)
     from dflash.kernels.round_inputs_triton import launch_inputs
 
-    launch_inputs(lanes, tree, verify, block, mask_token, start, pdl and not interpreted())
+    clock = None if interpreted() else time
+    launch_inputs(lanes, tree, verify, block, mask_token, start, clock, pdl and not interpreted())
 
 
 def _check(

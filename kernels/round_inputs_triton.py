@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from dflash.kernels.round_inputs import RoundStart, RowInputs
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_slots import power
+from dflash.kernels.round_stamp_triton import write_clock
 
 
 @triton.jit
@@ -28,14 +30,16 @@ def _place(
 def place_lane(
     Live, Lengths, Anchors, Depths, StartLive, StartLengths, StartAnchors,
     Tokens, Positions, Places, Seen, BlockTokens, BlockPositions, BlockPlaces, BlockSeen,
-    slots, width, block, mask_token,
-    ROWS: tl.constexpr, DRAFTS: tl.constexpr, PDL: tl.constexpr,
+    Time, slots, width, block, mask_token,
+    ROWS: tl.constexpr, DRAFTS: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Place one lane's rows; grid (lanes)."""
     lane = tl.program_id(0)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if TIMED:
+        write_clock(Time, lane == 0)
     state, length, token = tl.load(Live + lane), tl.load(Lengths + lane), tl.load(Anchors + lane)
     tl.store(StartLive + lane, state)
     tl.store(StartLengths + lane, length)
@@ -53,13 +57,14 @@ def place_lane(
 
 def launch_inputs(
     lanes: RoundLanes, tree: RoundTree, verify: RowInputs, block: RowInputs | None, mask_token: int,
-    start: RoundStart, pdl: bool,
+    start: RoundStart, time: Tensor | None, pdl: bool,
 ) -> None:  # fmt: skip
     """Run the kernel; a block that is not there is stood in for by rows that are not written."""
     width = verify.tokens.shape[1]
     own = 0 if block is None else block.tokens.shape[1]
     place_lane[(len(lanes.live),)](
         lanes.live, lanes.lengths, lanes.anchors, tree.depths, *start, *verify, *(block or verify),
-        tree.nodes + 1, width, own, mask_token,
-        ROWS=power(max(width, own)), DRAFTS=block is not None, PDL=pdl, num_warps=1, launch_pdl=pdl,
+        lanes.live if time is None else time, tree.nodes + 1, width, own, mask_token,
+        ROWS=power(max(width, own)), DRAFTS=block is not None, TIMED=time is not None, PDL=pdl, num_warps=1,
+        launch_pdl=pdl,
     )  # fmt: skip

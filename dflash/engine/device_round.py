@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.block.native import BlockStep
@@ -30,10 +29,12 @@ from dflash.engine.device_record import (
 from dflash.engine.lane import Lane
 from dflash.kernels.accept_tree import Accepted, accept_tree
 from dflash.kernels.philox import word_bits
+from dflash.kernels.round_confidence import ConfidenceWeights, confidences
 from dflash.kernels.round_draft import DraftColumns, DraftScratch, LowRank, draft_level
 from dflash.kernels.round_finish import RoundEnd, round_finish
 from dflash.kernels.round_inputs import RoundStart, RowInputs, round_inputs
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
+from dflash.kernels.round_prints import project_rows, sign_words
 from dflash.kernels.round_rows import RowStores, keep_rows
 from dflash.kernels.round_slots import SlotColumns, SlotScratch, target_slots
 from dflash.kernels.round_stamp import stamp
@@ -68,7 +69,7 @@ class DraftPart:
         candidates = drafter.config.draft_vocabulary or drafter.config.vocabulary
         top = draft_top(drafter, plan.store_topk)
         self.scratch = DraftScratch.make(lanes * tree.branches, candidates, top, device)
-        self._anchors_before = tree.branches
+        self.confident = self._confidence_weights()
 
     def run(
         self, space: StepSpace, cache: Sequence[KeyValue], lanes: RoundLanes, out: DraftColumns,
@@ -84,19 +85,17 @@ class DraftPart:
                 logits, depth, self.bias, self.law, self.tree, lanes, out, ids=self.ids,
                 scratch=self.scratch, impl=way.impl, pdl=way.pdl,
             )  # fmt: skip
-        if self.model.confidence_head is not None:
-            confidence.copy_(self._confidence(hidden, lanes, out))
+        if self.confident is not None:
+            confidences(
+                hidden, out.tokens, self.confident, self.tree, lanes, confidence, impl=way.impl, pdl=way.pdl
+            )
 
-    def _confidence(self, hidden: Tensor, lanes: RoundLanes, out: DraftColumns) -> Tensor:
-        """What each node is expected to be accepted with, `[lanes, nodes]`."""
-        branches, head = self.tree.branches, self.model.confidence_head
-        rows = hidden.repeat_interleave(branches, dim=1) if branches > 1 else hidden
-        known = None
-        if self.model.markov_head is not None:
-            anchors = lanes.anchors[:, None].expand(-1, branches)
-            before = torch.cat([anchors, out.tokens[:, : self.tree.nodes - branches]], dim=1)
-            known = functional.embedding(before.clamp_min(0), self.model.markov_head.markov_w1.weight)
-        return head(rows, known).sigmoid()
+    def _confidence_weights(self) -> ConfidenceWeights | None:
+        head, markov = self.model.confidence_head, self.model.markov_head
+        if head is None:
+            return None
+        table = markov.markov_w1.weight.data if head.with_markov and markov is not None else None
+        return ConfidenceWeights(head.proj.weight.data[0], head.proj.bias.data, table)
 
 
 @dataclass(slots=True)
@@ -144,6 +143,7 @@ class DeviceRound:
         self.view = tensors_of(self.record, self.fields)
         self.view["confidence"].fill_(torch.nan)
         self.ring = RecordRing(self.record, self.fields)
+        self.signs = None if plan.projection is None else sign_words(plan.projection)
         self.draft = self._draft_part(count)
         rows, kids = count * (self.tree.nodes + 1), self.tree.branches if self.tree.nodes else 0
         self.slot_scratch = SlotScratch.make(rows, trunk.vocabulary, plan.top, kids, device)
@@ -199,15 +199,16 @@ class DeviceRound:
         cache = self.trunk.cache
         if ahead + self.width > cache.capacity:
             cache.reserve(max(ahead + self.width, 2 * cache.capacity))
-        pairs, context = self.trunk.stores(), []
+        context: list[KeyValue] = []
         if self.draft is not None and self.drafter is not None:
             context = self.drafter.cache.whole(ahead + self.drafter.config.block_size)
-        key = (cache.capacity, *(pair.keys.data_ptr() for pair in (*pairs[:1], *context[:1])))
+        first = cache.keys[0] if 0 in cache.keys else self.trunk.stores()[0].keys
+        key = (cache.capacity, first.data_ptr(), *(pair.keys.data_ptr() for pair in context[:1]))
         if self._built is None or self._built.key != key:
             # the graph before may still run on what it holds
             if self.record.is_cuda:
                 torch.cuda.synchronize(self.record.device)
-            self._built = self._build(key, pairs, context)
+            self._built = self._build(key, self.trunk.stores(), context)
         return self._built
 
     @torch.inference_mode()
@@ -245,20 +246,25 @@ class DeviceRound:
         way = {"impl": self.way.impl, "pdl": self.way.pdl}
         verify = _rows_of(built.verify)
         start = RoundStart(view["live"], view["length"], view["anchor"])
-        stamp(view["times"], STARTED, **way)
         block = None if built.block is None else _rows_of(built.block)
         mask_token = 0 if self.draft is None else self.draft.mask_token
-        round_inputs(lanes, tree, verify, block, mask_token, start, **way)
+        times = view["times"]
+        round_inputs(
+            lanes, tree, verify, block, mask_token, start, time=times[STARTED : STARTED + 1], **way
+        )  # fmt: skip
         if self.draft is not None and built.block is not None:
             columns = self._draft_columns(verify)
             self.draft.run(built.block, built.context, lanes, columns, view["confidence"])
-        stamp(view["times"], DRAFTED, **way)
+            stamp(times, DRAFTED, **way)
         output = self.trunk.step.run(built.verify, built.cache)
         accepted = self._judge(output.logits, built)
-        stamp(view["times"], VERIFIED, **way)
-        round_finish(view["node_token"], accepted, self.eos, tree, lanes, self.width, self._end, **way)
+        round_finish(
+            view["node_token"], accepted, self.eos, tree, lanes, self.width, self._end,
+            time=times[VERIFIED : VERIFIED + 1], **way,
+        )  # fmt: skip
         self._commit(built, output.taps)
-        stamp(view["times"], ENDED, **way)
+        if self.draft is not None:
+            stamp(times, ENDED, **way)
 
     def _draft_columns(self, verify: RowInputs) -> DraftColumns:
         names = ("node_token", "node_rank", "log_q", "draft_gap", "margin", "draft_lse", "draft_ids")
@@ -291,12 +297,16 @@ class DeviceRound:
             )  # fmt: skip
         if taps is None:
             return
+        if self.signs is not None:
+            way = {"impl": self.way.impl, "pdl": self.way.pdl}
+            prints = view["fingerprint"].flatten(0, 1)
+            project_rows(taps, end.rows.flatten(), self.signs, taps.shape[1] ** -0.5, prints, **way)
+        if self.draft is None and not self.plan.features:
+            return
         kept = taps.index_select(0, end.rows.flatten())
         if self.draft is not None:
             rows = self.draft.model.context(kept.to(self.draft.model.fc.weight.dtype))
             self.draft.step.project(rows, end.positions.flatten(), end.places.flatten(0, 1), built.context)
-        if self.plan.projection is not None:
-            torch.mm(kept.float(), self.plan.projection, out=view["fingerprint"].flatten(0, 1))
         if self.plan.features:
             view["features"].copy_(kept.view_as(view["features"]))
 

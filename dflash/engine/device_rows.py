@@ -168,7 +168,10 @@ class RowMaker:
 
 def times_of(record: Arrays) -> dict[str, float]:
     """How long a round's stages took, in microseconds; nothing where the clock was not read."""
-    at = record["times"]
+    at = record["times"].copy()
+    # without a drafter, nothing lies between a start and its forward, nor between that and the end
+    at[DRAFTED] = at[DRAFTED] or at[STARTED]
+    at[ENDED] = at[ENDED] or at[VERIFIED]
     if not at.all():
         return {}
     spans = {"draft_us": (STARTED, DRAFTED), "verify_us": (DRAFTED, VERIFIED), "round_us": (STARTED, ENDED)}

@@ -12,14 +12,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from dflash.kernels import (
+    round_confidence_triton,
     round_draft_triton,
     round_finish_triton,
     round_inputs_triton,
+    round_prints_triton,
     round_rows_triton,
     round_slots_triton,
     round_stamp_triton,
 )
 from dflash.kernels.accept_tree import Accepted
+from dflash.kernels.round_confidence import ConfidenceWeights
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, DraftScratch, LowRank
 from dflash.kernels.round_finish import RoundEnd
 from dflash.kernels.round_inputs import RoundStart, RowInputs
@@ -33,6 +36,8 @@ KERNELS = {
     round_draft_triton: ("draft_tiles", "draft_draw"),
     round_inputs_triton: ("place_lane",),
     round_finish_triton: ("finish_lane",),
+    round_confidence_triton: ("confidence_node",),
+    round_prints_triton: ("project_row",),
     round_rows_triton: ("keep_head",),
     round_stamp_triton: ("write_time",),
 }
@@ -105,16 +110,25 @@ def course(tree: RoundTree, lanes: RoundLanes) -> list[object]:
         ints(count, kept), ints(count, kept, 2),
     )  # fmt: skip
     accepted = Accepted(ints(count), ints(count, n), ints(count), ints(count))
+    times = torch.zeros(4, dtype=torch.int64)
     stores = RowStores.of([torch.zeros((count, 3, 64, 64), dtype=torch.bfloat16) for _ in range(2)])
     launch = round_inputs_triton.launch_inputs
-    built = compiled(round_inputs_triton, lambda: launch(lanes, tree, rows, rows, 3, start, True))
+    built = compiled(round_inputs_triton, lambda: launch(lanes, tree, rows, rows, 3, start, times, True))
     finish = round_finish_triton.launch_finish
-    arguments = (ints(count, n), accepted, ints(2), tree, lanes, n + 1, end, True)
+    arguments = (ints(count, n), accepted, ints(2), tree, lanes, n + 1, end, times, True)
     built += compiled(round_finish_triton, lambda: finish(*arguments))
     keep = round_rows_triton.launch_keep
     built += compiled(round_rows_triton, lambda: keep(stores, ints(count, n), lanes.lengths, 3, True))
+    hidden = torch.zeros((count, tree.length, 576), dtype=torch.bfloat16)
+    weights = ConfidenceWeights(hidden.new_zeros(584), hidden.new_zeros(1), hidden.new_zeros(4096, 8))
+    node = round_confidence_triton.launch_confidences
+    facts = (hidden, ints(count, n), weights, tree, lanes, torch.zeros(count, n), True)
+    built += compiled(round_confidence_triton, lambda: node(*facts))
+    prints = round_prints_triton.launch_prints
+    taps, wanted = torch.zeros((99, 2880), dtype=torch.bfloat16), torch.zeros(count * kept).long()
+    given = (taps, wanted, ints(2880), 0.1, torch.zeros(count * kept, 16), True)
+    built += compiled(round_prints_triton, lambda: prints(*given))
     options = {"PDL": True, "num_warps": 1, "launch_pdl": True}
-    times = torch.zeros(4, dtype=torch.int64)
     return built + compiled(
         round_stamp_triton, lambda: round_stamp_triton.write_time[(1,)](times, 1, **options)
     )
