@@ -1,4 +1,4 @@
-"""What recording costs: the same prompts decoded with recording on and off, in interleaved pairs."""
+"""What recording costs: prompts decoded without it, with it, and with it in a process of its own."""
 
 from __future__ import annotations
 
@@ -63,9 +63,15 @@ class NoSink:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Seconds of one prompt with recording on and off, and the tokens that both emitted."""
+    """Seconds of one prompt with recording on and off, and the tokens that all emitted.
+
+    Attributes:
+        on: recorded in the decoding process.
+        apart: recorded in a process of its own; its start is not counted.
+    """
 
     on: float
+    apart: float
     off: float
     tokens: int
 
@@ -78,8 +84,13 @@ class RecordCost:
 
     @property
     def overhead(self) -> float:
-        """Median share of decoding time that recording adds."""
+        """Median share of decoding time that recording adds in the same process."""
         return median(pair.on / pair.off - 1.0 for pair in self.pairs)
+
+    @property
+    def overhead_apart(self) -> float:
+        """The same with a process of its own."""
+        return median(pair.apart / pair.off - 1.0 for pair in self.pairs)
 
     @property
     def tokens(self) -> int:
@@ -88,36 +99,45 @@ class RecordCost:
 
 
 def measure(target: Target, settings: RecordSettings, prompts: Sequence[Prompt], pairs: int) -> RecordCost:
-    """Decode `pairs` prompts twice each, the order alternating; both sides must emit the same tokens.
+    """Decode `pairs` prompts three times each, the order rotating; all must emit the same tokens.
 
     Sampling must not cut tokens and the policy must be `match`: that is all the recording-off side can do.
     """
     found: list[Pair] = []
     with TemporaryDirectory() as folder:
-        on, off = Session(target, settings), Session(target, settings)
+        sides = {
+            "on": Session(target, replace(settings, recorder="inline")),
+            "apart": Session(target, replace(settings, recorder="process")),
+            "off": Session(target, settings),
+        }
+        off = sides["off"]
         off.engine.judge = DecodingJudge(off.noise, settings.store_topk)
-        off.engine.fingerprint, off.trunk.taps = None, ()
+        off.engine.features, off.trunk.taps = None, off.drafter.taps
+        names = list(sides)
         for number in range(pairs):
             prompt = replace(prompts[number % len(prompts)], id=str(number))
-            on.settings = replace(settings, output=Path(folder) / f"{number}.parquet")
             seconds: dict[str, float] = {}
             outputs: dict[str, list[int]] = {}
-            for side in ("on", "off") if number % 2 else ("off", "on"):
-                seconds[side], outputs[side] = _run(on if side == "on" else off, prompt, side == "on")
-            if outputs["on"] != outputs["off"]:
+            for turn in range(len(names)):
+                name = names[(number + turn) % len(names)]
+                session = sides[name]
+                session.settings = replace(session.settings, output=Path(folder) / f"{name}{number}.parquet")
+                seconds[name], outputs[name] = _run(session, prompt, name != "off")
+            if outputs["on"] != outputs["off"] or outputs["apart"] != outputs["off"]:
                 raise RuntimeError("recording changed the tokens that were decoded")
-            found.append(Pair(seconds["on"], seconds["off"], len(outputs["on"])))
+            found.append(Pair(**seconds, tokens=len(outputs["on"])))
     return RecordCost(tuple(found))
 
 
 def _run(session: Session, prompt: Prompt, recording: bool) -> tuple[float, list[int]]:
     lanes: list[Lane] = []
     conversations = list(session.conversations([prompt], check=True))
-    # every prompt of the benchmark is the first of its kind, on both sides
+    # every prompt of the benchmark is the first of its kind, on all sides
     session.forget()
     started = perf_counter()
     if recording:
-        session.record(conversations, on_request=lanes.append)
+        seconds = session.record(conversations, on_request=lanes.append).seconds
     else:
         lanes = list(session.engine.run(conversations, NoSink()))
-    return perf_counter() - started, [token for lane in lanes for token in lane.output]
+        seconds = perf_counter() - started
+    return seconds, [token for lane in lanes for token in lane.output]
