@@ -56,12 +56,12 @@ class HeadPlan(NamedTuple):
     """Tiles whose sums the merge loads at once."""
 
 
-# by rows of hidden states, padded, and bytes a number; of two bytes swept on an H200, by
-# dflash/bench/head_sweep.py
+# by rows of hidden states, padded, and bytes a number; of two bytes from sweeps on an H200, by
+# dflash/bench/head_sweep.py, with 128 tokens a tile as 64 rows would else be read as often as the head
 HEAD_TILES: dict[tuple[int, int], HeadTile] = {
     (16, 2): HeadTile(128, 64, 4, 4, 512, None, 256),
     (32, 2): HeadTile(128, 64, 4, 4, 264, None, 256),
-    (64, 2): HeadTile(64, 128, 4, 3, 264, None, 256),
+    (64, 2): HeadTile(128, 64, 4, 3, 264, None, 256),
     (16, 4): HeadTile(64, 32, 4, 3, 264, None, 64),
     (32, 4): HeadTile(64, 32, 8, 3, 264, None, 64),
     (64, 4): HeadTile(32, 16, 8, 3, 264, None, 64),
@@ -82,8 +82,10 @@ def _kept(top: int) -> int:
 
 def _table_tile(block_n: int, item: int, top: int) -> HeadTile:
     tile = HEAD_TILES[block_n, item]
-    # of more keys their lists would take too many registers of 4 warps
-    return tile._replace(warps=8) if block_n * _kept(top) > KEYS_OF_4_WARPS else tile
+    if block_n * _kept(top) <= KEYS_OF_4_WARPS:
+        return tile
+    # lists of more keys would take too many registers
+    return tile._replace(block_v=min(tile.block_v, 64), warps=8)
 
 
 def head_plan(rows: int, vocabulary: int, item: int, top: int, mode: Mode, tile: HeadTile | None) -> HeadPlan:

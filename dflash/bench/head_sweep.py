@@ -30,7 +30,7 @@ def head_tiles(shape: HeadShape) -> Iterator[HeadTile]:
     for block_v, block_d, stages, warps, prefetch in itertools.product(
         [64, 128], [64, 128], [3, 4], [4, 8], [256]
     ):
-        if stages * block_d * (block_v + rows) * 2 > SHARED or (block_v == 128 and rows == 64 and warps == 4):
+        if stages * block_d * (block_v + rows) * 2 > SHARED:
             continue
         yield HeadTile(block_v, block_d, warps, stages, 264, None, prefetch)
 
