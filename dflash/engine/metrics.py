@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,7 +18,7 @@ from dflash.draftfile.summary import Kind
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane, Truncation
 from dflash.engine.loop import Sink
-from dflash.engine.recorder import Pressure
+from dflash.engine.recorder import Pressure, UnmadeStep, hand_over
 from dflash.errors import DflashError
 
 SECONDS = 5.0
@@ -121,6 +121,14 @@ class Metrics:
         """Count, hand on, and write the file if it is time."""
         self.counts.add(row)
         self.sink.row(lane, row)
+        if self.clock() - self._written >= SECONDS:
+            self.write()
+
+    def step(self, lanes: Sequence[Lane], step: UnmadeStep) -> None:
+        """Count what is known of a step's rows, and hand on."""
+        for row in step.known:
+            self.counts.add(row)
+        hand_over(self.sink, lanes, step)
         if self.clock() - self._written >= SECONDS:
             self.write()
 

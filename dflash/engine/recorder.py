@@ -6,11 +6,12 @@ It may run in a process of its own, which starts sooner without torch: nothing h
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -84,6 +85,49 @@ class Totals:
         self.finish[reason] = self.finish.get(reason, 0) + 1
 
 
+class UnmadeStep(NamedTuple):
+    """Rows of several lanes, one each, that are made where they are recorded.
+
+    Attributes:
+        known: What is known of each row at once; it wins over what is made.
+        make: Gives the other columns of each row, in the order of `known`. It must pickle.
+        given: Its arguments: arrays, mappings of arrays, and what else pickles.
+    """
+
+    known: Sequence[Row]
+    make: Callable[..., Sequence[Row]]
+    given: tuple[Any, ...]
+
+    def rows(self) -> list[Row]:
+        """The rows, made."""
+        made = self.make(*self.given)
+        return [{**rest, **row} for rest, row in zip(made, self.known, strict=True)]
+
+
+@runtime_checkable
+class TakesSteps(Protocol):
+    """A sink that need not be given rows that are made already."""
+
+    def step(self, lanes: Sequence[Lane], step: UnmadeStep) -> None:
+        """A round of these lanes is over."""
+
+
+class TakesRows(Protocol):
+    """A sink as the engine knows it."""
+
+    def row(self, lane: Lane, row: Row) -> None:
+        """A round is over."""
+
+
+def hand_over(sink: TakesRows | TakesSteps, lanes: Sequence[Lane], step: UnmadeStep) -> None:
+    """Give a step to a sink, made or as it is."""
+    if isinstance(sink, TakesSteps):
+        sink.step(lanes, step)
+        return
+    for lane, row in zip(lanes, step.rows(), strict=True):
+        sink.row(lane, row)
+
+
 class Pressure(NamedTuple):
     """How far a recorder is behind, and for how long decoding had to wait for it.
 
@@ -152,6 +196,11 @@ class Recorder:
         rows.append({"started_at": datetime.now(UTC), **row})
         if self.journal.due:
             self.sync()
+
+    def step(self, lanes: Sequence[Lane], step: UnmadeStep) -> None:
+        """Make the rows of a step and take them."""
+        for lane, row in zip(lanes, step.rows(), strict=True):
+            self.row(lane, row)
 
     def closed(self, lane: Lane | FarLane) -> None:
         """Queue a finished request; one that was interrupted says so in its last row."""

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from dflash.engine.output import RecorderPlan, open_here
-from dflash.engine.recorder import Recorder
+from dflash.engine.recorder import Recorder, UnmadeStep
 from dflash.engine.recorder_ring import COUNT, RingReader
-from dflash.engine.recorder_wire import FarLane, dumps, loads, unpacked_row
+from dflash.engine.recorder_wire import FarLane, dumps, loads, unpacked_given, unpacked_row
 from dflash.errors import DflashError
 
 SECONDS = 0.2
@@ -49,6 +49,7 @@ class RecorderChild:
         self._replies = replies
         self._recorder: Recorder | None = None
         self._lanes: dict[int, FarLane] = {}
+        self._makers: list[Any] = []
         self.left: Path | None = None
 
     def serve(self) -> None:
@@ -81,6 +82,12 @@ class RecorderChild:
             match loads(message):
                 case "row", index, row:
                     recorder.row(self._lanes[index], unpacked_row(row))
+                case "step", indices, known, maker, given:
+                    rows = [unpacked_row(row) for row in known]
+                    lanes = [self._lanes[index] for index in indices]
+                    recorder.step(lanes, UnmadeStep(rows, self._makers[maker], unpacked_given(given)))
+                case "maker", maker:
+                    self._makers.append(maker)
                 case "opened", index, request:
                     self._lanes[index] = FarLane(index, request)
                     recorder.opened(self._lanes[index])

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +22,9 @@ from dflash.draftfile.writer import Published
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
 from dflash.engine.output import RecorderPlan
-from dflash.engine.recorder import Pressure, Totals
+from dflash.engine.recorder import Pressure, Totals, UnmadeStep
 from dflash.engine.recorder_ring import COUNT, ReaderGone, RingWriter
-from dflash.engine.recorder_wire import AskedRequest, dumps, loads, packed_row
+from dflash.engine.recorder_wire import AskedRequest, dumps, loads, packed_given, packed_row
 from dflash.engine.request import Request
 from dflash.errors import DflashError
 
@@ -71,6 +71,7 @@ class ProcessRecorder:
         self._left: Path | None = None
         self._over = False
         self._error: Exception | None = None
+        self._makers: list[Callable[..., Sequence[Row]]] = []
         self.keeps = 0
 
     def begin(self) -> None:
@@ -100,6 +101,15 @@ class ProcessRecorder:
     def row(self, lane: Lane, row: Row) -> None:
         """As `Recorder.row`."""
         self._say("row", lane.index, packed_row({"started_at": datetime.now(UTC), **row}))
+
+    def step(self, lanes: Sequence[Lane], step: UnmadeStep) -> None:
+        """As `Recorder.step`, with the rows made in the child."""
+        if step.make not in self._makers:
+            self._makers.append(step.make)
+            self._say("maker", step.make)
+        known = [packed_row({"started_at": datetime.now(UTC), **row}) for row in step.known]
+        maker = self._makers.index(step.make)
+        self._say("step", [lane.index for lane in lanes], known, maker, packed_given(step.given))
 
     def closed(self, lane: Lane) -> None:
         """As `Recorder.closed`."""

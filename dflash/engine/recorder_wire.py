@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+
+_SHAPED = "array of kind, shape and bytes"
 
 
 class AskedRequest(NamedTuple):
@@ -45,6 +47,16 @@ def unpacked_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _unpacked(value) if type(value) is tuple else value for name, value in row.items()}
 
 
+def packed_given(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with the arrays in them, and in mappings among them, as marked tuples."""
+    return tuple(_each(item, _shaped) for item in given)
+
+
+def unpacked_given(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments that were packed; their arrays cannot be written to."""
+    return tuple(_each(item, _unshaped) for item in given)
+
+
 def dumps(*message: Any) -> bytes:
     """One message."""
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -54,6 +66,24 @@ def loads(message: bytes) -> tuple[Any, ...]:
     """The message that `dumps` made, in the process that was started to read it."""
     found: tuple[Any, ...] = pickle.loads(message)
     return found
+
+
+def _each(item: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(item, Mapping):
+        return {name: change(value) for name, value in item.items()}
+    return change(item)
+
+
+def _shaped(value: Any) -> Any:
+    if type(value) is np.ndarray and value.dtype.char != "O":
+        return _SHAPED, value.dtype.char, value.shape, value.tobytes()
+    return value
+
+
+def _unshaped(value: Any) -> Any:
+    if type(value) is tuple and value and value[0] == _SHAPED:
+        return np.frombuffer(value[3], dtype=value[1]).reshape(value[2])
+    return value
 
 
 def _packed(value: Any) -> Any:

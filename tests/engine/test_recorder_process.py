@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from recordings import requests_of
 from dflash.cli.main import run
 from dflash.draftfile.rows import RequestRows
 from dflash.engine import recorder_process
+from dflash.engine.metrics import Metrics
+from dflash.engine.recorder import UnmadeStep
 from dflash.engine.recorder_process import ProcessRecorder
 from dflash.engine.recorder_ring import ReaderGone, RingReader, RingWriter
 from dflash.engine.recorder_wire import dumps, loads, packed_row, unpacked_row
@@ -166,6 +169,37 @@ def test_a_recorder_that_falls_behind_holds_decoding_up_and_this_is_said(dflash,
     assert (code, document["requests"]) == (0, 5)
     assert document["blocked_seconds"] > 0.1
     assert "s for the recorder, which fell behind" in err
+
+
+def told_apart(record, number):
+    """What an engine that records whole steps would pickle: by name, with arguments."""
+    return [{name: values[place] for name, values in record.items()} for place in range(number)]
+
+
+@pytest.mark.parametrize("place", ["inline", "process"])
+def test_rows_that_are_made_where_they_are_recorded_are_the_same(dflash, in_folder, monkeypatch, place):
+    """The engine hands over a step: some columns as they are, the arrays for a maker."""
+    assert dflash("-o", "whole.parquet", "--metrics", "whole.prom")[0] == 0
+    row = Metrics.row
+
+    def stepped(self, lane, found):
+        if found["kind"] != 0:
+            return row(self, lane, found)
+        known = ("kind", "emitted", "node_token", "draft_length", "accepted_nodes", "branches", "step")
+        arrays = {name: value for name, value in found.items() if type(value) is np.ndarray}
+        rest = {name: value for name, value in found.items() if name in known or name not in arrays}
+        record = {name: value[None] for name, value in arrays.items()}
+        self.step([lane], UnmadeStep([rest], told_apart, (record, 1)))
+
+    monkeypatch.setattr(Metrics, "row", stepped)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    assert dflash("-o", "run.parquet", "--recorder", place, "--metrics", "run.prom")[0] == 0
+    assert requests_of(in_folder / "run.parquet") == requests_of(in_folder / "whole.parquet")
+    counted = [
+        [line for line in (in_folder / name).read_text().splitlines() if "nodes" in line]
+        for name in ("run.prom", "whole.prom")
+    ]
+    assert counted[0] == counted[1]
 
 
 def at_row(monkeypatch, number, act):
