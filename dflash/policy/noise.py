@@ -64,17 +64,16 @@ def parse_rng_key(text: str) -> tuple[int, int]:
     return int(text[:8], 16), int(text[8:], 16)
 
 
-def parse_rng_keys(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Do as `parse_rng_key` does for many keys at once."""
+def rng_key_words(texts: Sequence[str]) -> U32:
+    """Do as `parse_rng_key` does for many keys at once; `[keys, 2]`."""
     try:
         raw = bytes.fromhex("".join(texts))
     except ValueError:
         raw = b""
-    if len(raw) != 8 * len(texts) or any(len(text) != 16 for text in texts):
+    if len(raw) != 8 * len(texts) or not set(map(len, texts)) <= {16}:
         # some key is odd, which one by one says
-        return [parse_rng_key(text) for text in texts]
-    words = np.frombuffer(raw, dtype=">u4").reshape(-1, 2)
-    return list(zip(words[:, 0].tolist(), words[:, 1].tolist(), strict=True))
+        return np.array([parse_rng_key(text) for text in texts], dtype=np.uint32).reshape(-1, 2)
+    return np.frombuffer(raw, dtype=">u4").astype(np.uint32).reshape(-1, 2)
 
 
 def path_hash(ranks: Sequence[int]) -> int:

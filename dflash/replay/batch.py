@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,22 +15,13 @@ from dflash.draftfile.summary import Kind
 from dflash.draftfile.view import whole
 from dflash.policy.context import RuleContext, context_from_header
 from dflash.policy.flat import list_counts
-from dflash.policy.noise import I64, parse_rng_keys
+from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
 from dflash.policy.rounds import Per, Rounds, column_per
 from dflash.policy.topology import Bool
-from dflash.replay.errors import RequestUnknown
+from dflash.replay.requests import Requests
 
 IDENTITY = ("request_id", "kind", "round", "anchor_position", "request_info", "node_parent")
-
-
-class Request(NamedTuple):
-    """One request of a row group: its key, and what its `request_info` says."""
-
-    request_id: str
-    key: tuple[int, int]
-    context: RuleContext
-    info: dict[str, Any]
 
 
 class Part(NamedTuple):
@@ -59,7 +49,7 @@ class Batch:
 
     file: DraftFile
     table: pa.Table
-    requests: tuple[Request, ...]
+    requests: Requests
     owner: I64
     live: Bool
 
@@ -81,15 +71,13 @@ class Batch:
 
     def rounds(self, columns: Iterable[str]) -> Rounds:
         """Return all rows, prefills included, with the columns given that belong to nodes or slots."""
-        keys = np.array([request.key for request in self.requests], dtype=np.uint32).reshape(-1, 2)
         wanted = [name for name in columns if column_per(name) is not Per.ROUND]
-        return Rounds.from_table(self.table, keys.take(self.owner, axis=0), wanted)
+        return Rounds.from_table(self.table, self.requests.keys.take(self.owner, axis=0), wanted)
 
     def parts(self, rounds: Rounds) -> list[Part]:
         """Split the live rounds by context, which a request may change; `rounds` are those of `rounds()`."""
-        contexts = _distinct([request.context for request in self.requests])
-        places = [contexts.index(request.context) for request in self.requests] if len(contexts) > 1 else []
-        kind = np.array(places, dtype=np.int64)[self.owner] if places else None
+        contexts = self.requests.contexts
+        kind = self.requests.place[self.owner] if len(contexts) > 1 else None
         parts = []
         for index, context in enumerate(contexts):
             rows = np.flatnonzero(self.live if kind is None else self.live & (kind == index))
@@ -126,7 +114,7 @@ def decided_batch(file: DraftFile, table: pa.Table, keep: Bool) -> Batch:
     starts = np.flatnonzero(kind == Kind.PREFILL)
     owner = np.cumsum(kind == Kind.PREFILL) - 1
     heads = decided.select(["request_id", "request_info"]).take(pa.array(starts))
-    requests = _requests(file, *(heads[name].to_pylist() for name in heads.column_names))
+    requests = Requests.parse(file, *(heads[name].to_pylist() for name in heads.column_names))
     return Batch(file, decided, requests, owner, kind == Kind.LIVE)
 
 
@@ -135,27 +123,3 @@ def columns_of(policies: Iterable[Policy], file: DraftFile) -> tuple[str, ...]:
     contexts = [context_from_header(file.header.raw, temperature) for temperature in (0.0, 1.0)]
     needed = {name for policy in policies for context in contexts for name in policy.needs(context)}
     return tuple(sorted(needed))
-
-
-def _requests(file: DraftFile, names: Sequence[str], texts: Sequence[str | None]) -> tuple[Request, ...]:
-    known = [text for text in texts if text is not None]
-    if len(known) < len(texts):
-        raise RequestUnknown(names[texts.index(None)], "text")
-    # one document is parsed several times as fast as one a request
-    infos: list[dict[str, Any]] = json.loads(f"[{','.join(known)}]")
-    for name, info in zip(names, infos, strict=True):
-        if "rng_key" not in info:
-            raise RequestUnknown(name, "rng_key")
-    keys = parse_rng_keys([info["rng_key"] for info in infos])
-    temperatures = [info["sampling"].get("temperature") if "sampling" in info else None for info in infos]
-    contexts = {
-        own: context_from_header(file.header.raw, None if own is None else float(own))
-        for own in dict.fromkeys(temperatures)
-    }
-    return tuple(map(Request, names, keys, map(contexts.__getitem__, temperatures), infos))
-
-
-def _distinct(contexts: Sequence[RuleContext]) -> list[RuleContext]:
-    """The contexts that differ; most requests of a row group share one object."""
-    objects = dict(zip(map(id, contexts), contexts, strict=True))
-    return list(dict.fromkeys(objects.values()))

@@ -9,8 +9,9 @@ import numpy as np
 
 from dflash.policy.noise import I64, request_key, rng_key_hex
 from dflash.policy.rounds import Rounds
-from dflash.replay.batch import Batch, Request
+from dflash.replay.batch import Batch
 from dflash.replay.recorded import Recorded
+from dflash.replay.requests import Request
 
 
 class Findings(NamedTuple):

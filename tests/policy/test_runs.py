@@ -62,7 +62,8 @@ KEYS = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
 
 @given(KEYS)
 def test_keys_are_parsed_together_as_one_by_one(keys):
-    assert noise.parse_rng_keys([noise.rng_key_hex(key) for key in keys]) == keys
+    words = noise.rng_key_words([noise.rng_key_hex(key) for key in keys])
+    assert list(map(tuple, words.tolist())) == keys
 
 
 @pytest.mark.parametrize("odd", ["", "0" * 15, "0" * 17, "0" * 14 + "  ", "xyz" * 5 + "0", "é" * 16])
@@ -70,4 +71,4 @@ def test_one_odd_key_among_many_is_refused(odd):
     good = noise.rng_key_hex((1, 2))
     for texts in ([odd], [good, odd], [odd, good], [good, odd, odd]):
         with pytest.raises(ValueError):
-            noise.parse_rng_keys(texts)
+            noise.rng_key_words(texts)

@@ -16,8 +16,9 @@ from dflash.policy.noise import F64, I64
 from dflash.policy.registry import Policy
 from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool
-from dflash.replay.batch import Batch, Request, decided_batch, read_columns
+from dflash.replay.batch import Batch, decided_batch, read_columns
 from dflash.replay.recorded import RECORDED_COLUMNS, Recorded
+from dflash.replay.requests import Requests
 
 JUDGED = (
     *("node_token", "node_parent", "node_rank", "node_logq", "node_logp", "node_target_logit"),
@@ -44,7 +45,7 @@ class Evidence:
 
     file: DraftFile
     table: pa.Table
-    requests: tuple[Request, ...]
+    requests: Requests
     owner: I64
     kind: I64
     rounds: Rounds
@@ -152,8 +153,8 @@ def evidence(file: DraftFile, policy: Policy) -> Iterator[Iterator[Evidence]]:
 
 def _pieces(batch: Batch) -> Iterator[tuple[RuleContext, I64]]:
     """The rows of each context, in pieces that keep the arrays small."""
-    for context in dict.fromkeys(request.context for request in batch.requests):
-        here: Bool = np.array([request.context == context for request in batch.requests])
+    for number, context in enumerate(batch.requests.contexts):
+        here = batch.requests.place == number
         rows = np.flatnonzero(here[batch.owner])
         begins = np.flatnonzero(np.diff(batch.owner[rows], prepend=-1))
         first = 0
