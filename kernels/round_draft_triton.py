@@ -117,7 +117,7 @@ def draft_draw(
     PartKeys, PartSums, Map, Before, Temperatures, Keys, Lengths,
     Tokens, Ranks, LogQ, Gaps, Margins, Lse, Ids, Values, Rows,
     per, depth, nodes, expanded, branches, rows_out, before_apart, before_at, tiles, top, top_p,
-    SLOTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr,
+    TILES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr,
     CUT: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Join the tiles of one row and draw the nodes that hang on it; grid (rows)."""
@@ -126,7 +126,7 @@ def draft_draw(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     lane, inner = row // per, row % per
-    keys = merged_top(PartKeys, row, tiles, SLOTS, TOP)
+    keys = merged_top(PartKeys, row, tiles, TILES, TOP)
     place = tl.arange(0, TOP)
     value, token = value_of(order_of_key(keys)), id_of_key(keys)
     value = tl.where(keys == NO_KEY, -float("inf"), value)
@@ -181,13 +181,13 @@ def launch_level(
     draft_tiles[(rows, tiles)](
         logits, *table, before, *scratch,
         row_stride(logits), per, logits.shape[1], depth - 1, *hangs, logits.shape[2], rank,
-        BLOCK_V=BLOCK, RANK=power(rank) if rank else 0, num_warps=4, **shared,
+        BLOCK_V=BLOCK, RANK=power(rank) if rank else 0, num_warps=8 if rank else 4, **shared,
     )  # fmt: skip
     draft_draw[(rows,)](
         *scratch, before if ids is None else ids, before, lanes.draft_temperatures, lanes.keys, lanes.lengths,
         *out, per, depth, tree.nodes, tree.expanded, tree.branches, out.rows.shape[1], *hangs, tiles, top,
         law.top_p,
-        SLOTS=power(tiles * power(top)), TILES=power(tiles), WIDTH=law.top_k or top,
+        TILES=power(tiles), WIDTH=law.top_k or top,
         COUNT=tree.branches if depth == 1 else 1, CUT=law.top_p < 1.0, MAPPED=ids is not None,
         num_warps=8 if tiles > 64 else 4, **shared,
     )  # fmt: skip

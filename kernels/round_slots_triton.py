@@ -16,6 +16,7 @@ from dflash.kernels.sort_keys import (
     NO_ORDER,
     TOP_ID,
     id_of_key,
+    join_lists,
     key_of,
     order_of_key,
     ordered,
@@ -143,12 +144,13 @@ def _store_sums(
 
 
 @triton.jit
-def merged_top(PartKeys, row, tiles, SLOTS: tl.constexpr, TOP: tl.constexpr):
+def merged_top(PartKeys, row, tiles, LISTS: tl.constexpr, TOP: tl.constexpr):
     """The largest keys [TOP] of a row's tiles, best first."""
-    slot = tl.arange(0, SLOTS)
-    count = tiles * TOP
-    keys = tl.load(PartKeys + row.to(tl.int64) * count + slot, mask=slot < count, other=NO_KEY)
-    return tl.topk(keys, TOP)
+    part, t = tl.arange(0, LISTS)[:, None], tl.arange(0, TOP)[None, :]
+    # in memory they fall, and the second half is to rise
+    at = part * TOP + tl.where(part < (LISTS + 1) // 2, t, TOP - 1 - t)
+    lists = tl.load(PartKeys + row.to(tl.int64) * tiles * TOP + at, mask=part < tiles, other=NO_KEY)
+    return tl.reshape(join_lists(tl.reshape(lists, [LISTS, 1, TOP]), LISTS, 1, TOP), [TOP])
 
 
 @triton.jit(do_not_specialize=["slots", "rows_in", "nodes", "rows_all", "tiles", "top", "expanded", "asked"])
@@ -157,7 +159,7 @@ def merge_slots(
     PartKeys, PartSums, PartPicks, PartLogits, PartMass,
     Ids, Values, Choice, ChoiceLogit, Gap, Lse, LseP, Entropy, NodeLogit, NodeMass, Found,
     stride, slots, rows_in, nodes, rows_all, tiles, top, expanded, asked,
-    SLOTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, KIDS: tl.constexpr, ASKED: tl.constexpr,
+    TILES: tl.constexpr, TOP: tl.constexpr, KIDS: tl.constexpr, ASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Join the tiles of one row; grid (rows)."""
@@ -166,7 +168,7 @@ def merge_slots(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     lane, slot = row // slots, row % slots
-    best = merged_top(PartKeys, row, tiles, SLOTS, TOP)
+    best = merged_top(PartKeys, row, tiles, TILES, TOP)
     place = tl.arange(0, TOP)
     tl.store(Ids + row * top + place, id_of_key(best), mask=place < top)
     tl.store(Values + row * top + place, value_of(order_of_key(best)), mask=place < top)
@@ -213,6 +215,6 @@ def launch_slots(
     merge_slots[(rows,)](
         logits, tokens, asked, tree.depths, tree.children, *of_lanes, *scratch, *out,
         row_stride(logits), slots, logits.shape[1], tree.nodes, rows, tiles, top, tree.expanded, wanted,
-        SLOTS=power(tiles * power(top)), TILES=power(tiles), ASKED=power(wanted) if asked.numel() else 0,
+        TILES=power(tiles), ASKED=power(wanted) if asked.numel() else 0,
         num_warps=8 if tiles > 64 else 4, **shared,
     )  # fmt: skip

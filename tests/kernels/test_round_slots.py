@@ -49,7 +49,7 @@ def test_columns_are_the_judges(length: int, branches: int, vocabulary: int, imp
     if tree.nodes:
         tokens[0, 0], tokens[1, -1] = int(logits[0, 0].argsort()[-6]), -1
     asked = torch.randint(0, vocabulary, (3, tree.expanded, 5), generator=g, dtype=torch.int32)
-    found = target_slots(logits, tokens, asked, tree, lanes_of(), empty(3, tree, 16, 5), impl=impl)
+    found = target_slots(logits, tokens, asked, tree, lanes_of(), empty(3, tree, 5, 5), impl=impl)
     for lane in range(3):
         check(found, lane, logits[lane], tokens[lane], asked[lane], tree)
 
@@ -69,7 +69,7 @@ def check(
             target_exponentials(KEYS[lane], LENGTHS[lane] + 1 + depth, logits.shape[1]) for depth in depths
         ]
         noise = torch.from_numpy(np.log(np.stack(rows)).astype(np.float32))
-    law = target_law(logits[:slots], sampling, 16, noise)
+    law = target_law(logits[:slots], sampling, 5, noise)
     same = {name: f"slot_{name}" for name in ("choice", "choice_logit", "gap", "lse", "lse_p", "entropy")}
     for name, column in (same | {"ids": "slot_topk_token", "logits": "slot_topk_logit"}).items():
         given = getattr(found, name)[lane].flatten().numpy()
