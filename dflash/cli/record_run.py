@@ -108,7 +108,7 @@ def _fit(session: Session, context: int) -> None:
     if found.lanes < asked:
         warn(f"{asked} lanes do not fit into memory, so {found.lanes} will do: {found.text()}")
     detail(found.text())
-    left = {"device": free.device} if found.shared else {"device": free.device, "host": free.host}
+    left = {"host": free.host} if found.shared else {"device": free.device, "host": free.host}
     told = [f"{place} {size(count)}" for place, count in left.items() if count is not None]
     detail(f"free: {', '.join(told) or 'nobody tells'}")
 

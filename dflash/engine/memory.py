@@ -17,6 +17,7 @@ from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.union import UnionDrafter
 from dflash.engine.dense import ROW_BUDGET
+from dflash.engine.recorder_ring import CAPACITY
 from dflash.engine.settings import RecordSettings
 from dflash.errors import DflashError
 from dflash.target.load import Target
@@ -167,6 +168,7 @@ def estimate(target: Target, drafter: Drafter, settings: RecordSettings, context
         _weights("drafter weights", _modules(drafter)),
         Part("drafter context", "device", 0, rows * _context_bytes(drafter)),
         Part("noise", "host", 0, _noise(config, settings)),
+        Part("recorder ring", "host", CAPACITY if settings.apart(target.device.type) else 0),
         Part("recorder", "host", ROW_GROUPS, _answer(settings, context) * _row_bytes(settings, nodes)),
     )
     kept = tuple(part for part in parts if part.bytes(1))

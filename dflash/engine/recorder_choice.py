@@ -26,8 +26,6 @@ def open_recorder(
 ) -> AbstractContextManager[AnyRecorder]:
     """A recorder of one run; without `part` the run is that file alone.
 
-    `auto` takes a process of its own where decoding has a GPU to itself; on a CPU the two would share cores.
-
     Raises:
         DflashError: As `open_here`.
     """
@@ -41,5 +39,4 @@ def open_recorder(
         settings.keep_text,
         features,
     )
-    apart = device.type == "cuda" if settings.recorder == "auto" else settings.recorder == "process"
-    return open_process(plan) if apart else open_here(plan)
+    return open_process(plan) if settings.apart(device.type) else open_here(plan)

@@ -126,6 +126,13 @@ class RecordSettings:
                 "left than children, a smaller tree would not be the recorded one, cut."
             )
 
+    def apart(self, device: str) -> bool:
+        """Whether the recorder has a process of its own.
+
+        `auto` gives it one where decoding has a GPU to itself; on a CPU the two would share cores.
+        """
+        return device == "cuda" if self.recorder == "auto" else self.recorder == "process"
+
     @property
     def live_shape(self) -> DraftShape:
         """What live rounds draft: the policy's shape, or the largest."""

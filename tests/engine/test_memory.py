@@ -94,7 +94,11 @@ def test_it_is_told_under_v_in_the_json_and_in_the_header(dflash, in_folder):
     assert told["lanes"] == 2
     assert told["host"] == sum(part["bytes"] for part in told["parts"])
     assert "memory for 2 lanes of" in err
-    assert "free: " in err
+    assert "free: host " in err
+    ring = json.loads(dflash("--json", "-o", "apart.parquet", "--recorder", "process")[1])["memory"]
+    assert {part["name"] for part in ring["parts"]} - {part["name"] for part in told["parts"]} == {
+        "recorder ring"
+    }
     assert open_draft_file(in_folder / "run.parquet").header.raw["memory"] == told
 
 
