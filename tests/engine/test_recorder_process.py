@@ -149,7 +149,14 @@ def test_the_file_is_the_one_of_a_recorder_in_the_same_process(dflash, in_folder
         code, document, _ = dflash("-o", f"{place}.parquet", "--recorder", place, *words)
         assert code == 0
         documents.append(document)
-    for name in documents[0].keys() - {"file", "seconds", "tokens_per_second", "blocked_seconds", "bytes"}:
+    for name in documents[0].keys() - {
+        "file",
+        "seconds",
+        "tokens_per_second",
+        "blocked_seconds",
+        "bytes",
+        "memory",
+    }:
         assert documents[0][name] == documents[1][name], name
     assert codes == [0]
     assert {path.suffix for path in in_folder.iterdir()} == {".parquet", ".jsonl"}
