@@ -9,6 +9,12 @@ from rich.table import Table
 
 from dflash.replay.cost import CostModel, Fit
 
+PLAIN_UNTIMED = (
+    "plain decoding was never timed in this recording or profile: the speed-up is not known, tau is; "
+    "to know it, give --cost a profile of `dflash bench step`, or this recording and one with "
+    "--drafter none"
+)
+
 
 def profile_text(model: CostModel) -> str:
     """Return a step-time profile as the file that --cost reads."""

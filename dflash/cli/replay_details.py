@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from dflash.cli.cost_text import render_cost
+from dflash.cli.cost_text import PLAIN_UNTIMED, render_cost
 from dflash.cli.policy_cell import estimate_cell, number_cell, policy_cell
 from dflash.policy.rule import Exactness
 from dflash.replay.branching import BRANCHING_DEFINITIONS, Branches
@@ -35,6 +35,8 @@ def render_details(run: Replay, console: Console) -> dict[str, str]:
         words |= CALIBRATION_DEFINITIONS
     if run.cost is not None:
         console.print(_speeds(run.rows))
+        if not run.cost.plain_timed:
+            console.print(PLAIN_UNTIMED, style="bold", soft_wrap=True)
         render_cost(run.cost, console)
         words |= {**SPEED_DEFINITIONS, **COST_DEFINITIONS}
     return words

@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from dflash.cli.cost_text import render_cost
+from dflash.cli.cost_text import PLAIN_UNTIMED, render_cost
 from dflash.cli.policy_cell import add_numbers, estimate_cell, number_cell, policy_cell
 from dflash.policy.rule import Exactness
 from dflash.replay.tune_document import TUNE_WORDS
@@ -75,11 +75,7 @@ def caveats(found: Tuned) -> list[str]:
     """What must be known before the numbers of the best policy are believed."""
     best, whole, said = found.candidates[found.best], found.whole(), []
     if not found.model.plain_timed:
-        said.append(
-            "plain decoding was never timed in this recording or profile: the speed-up is not known, tau is; "
-            "to know it, give --cost a profile of `dflash bench step`, or this recording and one with "
-            "--drafter none"
-        )
+        said.append(PLAIN_UNTIMED)
     if best.censored:
         said.append(
             f"censored: walked {best.covered:.3f} of the answers' tokens, up to where it leaves them; its "

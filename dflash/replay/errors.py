@@ -191,16 +191,6 @@ class StateMissing(DflashError):
         )
 
 
-class InOrderOnly(DflashError):
-    """Several jobs take files apart that a check follows in order."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "--jobs takes the files of a run apart, and --check follows them in order: a token that ended a "
-            "request of one file may not stand inside a request of the next. Leave out one of the two."
-        )
-
-
 class NotDense(DflashError):
     """A walk is asked for, and only live rounds were recorded."""
 

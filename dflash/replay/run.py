@@ -13,7 +13,7 @@ from dflash.policy.rule import Exactness
 from dflash.policy.shape import Shape
 from dflash.replay.check import Check
 from dflash.replay.details import Details, Wanted
-from dflash.replay.errors import InOrderOnly, LawDecidesNothing, NotDense, NotWalkable, ShapeBeyondRecording
+from dflash.replay.errors import LawDecidesNothing, NotDense, NotWalkable, ShapeBeyondRecording
 from dflash.replay.jobs import Pass, count_over
 from dflash.replay.profiled import profiled
 from dflash.replay.rejudge import Rejudging
@@ -81,12 +81,11 @@ def replay(
         progress: called after each row group.
         collectors: of each policy, in the order of `policies`; they count along.
         wanted: what to tell beside acceptance.
-        jobs: processes that share the files.
+        jobs: processes that share the files; a check follows them in order, in this process.
 
     Raises:
         ShapeBeyondRecording: a policy asks for more than was drafted.
         ContextsOfAnother: rescored drafts are to be walked or checked.
-        InOrderOnly: several jobs, and a check, which follows the files in order.
         LawDecidesNothing: verdicts are asked of a law-exact walk.
     """
     if wanted.cost is not None:
@@ -96,16 +95,17 @@ def replay(
     asked = tuple(policies) or (recorded,)
     walkable = dense and first.header.dense
     require_own_contexts(first, walkable, check)
-    if jobs > 1 and check:
-        raise InOrderOnly()
     checker = _checker(recorded, first) if check else None
     details = Details.of(wanted, asked, largest_shape(first) if walkable else recorded.shape)
     ways = _ways(asked, first, recorded, walkable)
     if verdicts is not None:
         _require_decisions(asked, ways)
     going = Pass(verdicts, progress, jobs)
-    rows = _rows(files, asked, ways, recorded, checker, details.collectors(collectors), going)
+    along = None if jobs > 1 else checker
+    rows = _rows(files, asked, ways, recorded, along, details.collectors(collectors), going)
     if checker is not None:
+        if along is None:
+            count_over(files, [Rejudging.of((), (), recorded, first, checker, None)], 1, lambda: None)
         checker.close()
         for file in files if first.header.dense else ():
             checker.add_dense(file, recorded)

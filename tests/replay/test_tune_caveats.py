@@ -115,6 +115,12 @@ def test_a_speed_up_over_rounds_that_nobody_timed_is_not_known(
         assert lines[1].startswith("  plain decoding was never timed") is not known
 
 
+def test_replay_says_it_too(untimed: Path, law: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for cost, known in (("fit", False), (str(law), True)):
+        assert run(["replay", str(untimed), "--cost", cost]) == 0
+        assert ("plain decoding was never timed" in capsys.readouterr().out) is not known
+
+
 def test_a_fit_says_the_same_once_saved(untimed: Path, tmp_path: Path) -> None:
     model = fit_cost(open_run([untimed]).files)
     path = tmp_path / "saved.json"
