@@ -41,6 +41,7 @@ class DecodeSettings:
     repeats: int = 5
     recorded: bool = True
     host: bool = False
+    chain: int | None = None
 
 
 class Side(NamedTuple):
@@ -174,6 +175,7 @@ class Decoder:
             draft_impl="native" if drafts else "generic",
             rounds="host" if side.manner == HOST else "device",
             keep_host=False,
+            chain=given.chain,
         )
         self.settings = settings
         self.session: Session = subject.session(settings)

@@ -39,6 +39,9 @@ from dflash.cli.output import emit, talk
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs of each side.")
 @click.option("--recorded/--no-recorded", default=True, help="What recording adds.")
 @click.option("--host", is_flag=True, help="Rounds that go through the host, too.")
+@click.option(
+    "--chain", type=click.IntRange(1, 64), help="Rounds queued at once.  [default: 2, and 4 for plain ones]"
+)
 @json_option
 def decode(
     target: str | None,
@@ -53,6 +56,7 @@ def decode(
     repeats: int,
     recorded: bool,
     host: bool,
+    chain: int | None,
     as_json: bool,
 ) -> None:
     """Decode one request a lane on this GPU, sides in turn, and compare their rates.
@@ -74,7 +78,15 @@ def decode(
     else:
         subject, longest = _loaded(target, drafter)
     given = DecodeSettings(
-        length or longest, branches, temperature, prompt_tokens, max_new_tokens, repeats, recorded, host
+        length or longest,
+        branches,
+        temperature,
+        prompt_tokens,
+        max_new_tokens,
+        repeats,
+        recorded,
+        host,
+        chain,
     )
     found = document(subject, given, measure(subject, given, lanes, talk))
     emit(found, as_json, lambda console: _render(found, console))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dflash.drafters.block.drafter import BlockFamily
@@ -44,6 +45,7 @@ def choose_engine(parts: Sequence[Any], settings: RecordSettings) -> Chosen:
     if reasons or not isinstance(trunk, NativeTrunk):
         return Chosen(Engine(*parts), f"rounds go through the host: {'; '.join(reasons)}")
     plan = round_plan(policy, drafter, shape, settings.store_topk, features)
+    plan = replace(plan, chain=settings.chain or plan.chain)
     drafts = drafter if isinstance(drafter, BlockFamily) and plan.shape.length else None
     rounds = DeviceRound(trunk, drafts, plan, sorted(parts[0].eos))
     return Chosen(DeviceEngine(*parts, rounds=rounds), None)

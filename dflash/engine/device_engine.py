@@ -1,4 +1,4 @@
-"""The engine whose rounds run on the device: the host queues one round, then reads the one before."""
+"""The engine whose rounds run on the device: the host queues a chain of them, then reads the one before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device_law import LaneLaw
+from dflash.engine.device_record import Arrays
 from dflash.engine.device_round import DeviceRound
-from dflash.engine.device_rows import RowMaker, features_of, times_of
+from dflash.engine.device_rows import Place, RowMaker, features_of, times_of
 from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Engine, Sink
 from dflash.kernels.round_finish import EOS, GOES_ON, LENGTH
@@ -19,18 +20,27 @@ _REASONS = {GOES_ON: Truncation.NONE, EOS: Truncation.EOS, LENGTH: Truncation.LE
 
 
 class _Flight(NamedTuple):
-    """A round that was queued and not read: its record, the lanes that it was for, its number."""
+    """A chain that was queued and not read: its records, the lanes that it was for, its first round."""
 
     ticket: int
     lanes: list[Lane]
     step: int
 
 
+class _Landed(NamedTuple):
+    """A round of a lane that was read: its number in the request, and what it emitted."""
+
+    place: Place
+    lane: Lane
+    number: int
+    emission: Emission
+
+
 class DeviceEngine(Engine):
     """Decodes like `Engine`, with rounds that never wait for the host.
 
     Acceptance, and ends by an end-of-text token or by length, are decided on the device. Stop strings are
-    found when the host reads a round, one round late: the round that the lane has begun by then is dropped.
+    found when the host reads rounds, a chain late: those that the lane has begun by then are dropped.
 
     Attributes:
         rounds: what runs on the device.
@@ -67,46 +77,66 @@ class DeviceEngine(Engine):
             self.drafter.moved(lane.index, stored)
 
     def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
-        """Queue a round of every open lane, and take in the round before."""
-        before, step = self._flying, self._step
-        longest = max(len(lane.trunk) for lane in lanes)
-        self._flying = _Flight(self.rounds.launch(longest), list(lanes), step)
-        self._step += 1
+        """Queue a chain of rounds of every open lane, and take in the chain before."""
+        before, chain = self._flying, self.rounds.plan.chain
+        self._flying = None
+        # every round of a live lane emits a token
+        ahead = 0 if before is None else chain
+        if any(lane.request.max_new_tokens - len(lane.output) > ahead for lane in lanes):
+            longest = max(len(lane.trunk) for lane in lanes)
+            self._flying = _Flight(self.rounds.launch(longest), list(lanes), self._step)
+            self._step += chain
         if before is not None:
             self._land(before, sink)
 
     def _land(self, flight: _Flight, sink: Sink) -> None:
-        """Read a round's record and hand out its rows."""
-        waiting = [lane for lane in flight.lanes if not lane.done]
-        if not waiting:
+        """Read a chain's records and hand out their rows."""
+        if all(lane.done for lane in flight.lanes):
             return
-        record = self.rounds.read(flight.ticket)
-        emissions = [self._emit(lane, record) for lane in waiting]
-        if self.quiet:
-            return
-        shared = {"step": flight.step, "batch_size": len(flight.lanes), **times_of(record)}
-        laws = [LaneLaw(lane.request.sampling, self._drawn(lane)) for lane in waiting]
-        rows = self._maker.rows(record, [lane.index for lane in waiting], laws)
-        for lane, emission, row in zip(waiting, emissions, rows, strict=True):
-            row |= {"round": lane.rounds - 1, "emitted": emission.emitted, **shared}
+        records = self.rounds.read(flight.ticket)
+        landed: list[_Landed] = []
+        for which in range(self.rounds.plan.chain):
+            for lane in flight.lanes:
+                if not lane.done:
+                    place = Place(which, lane.index)
+                    landed.append(_Landed(place, lane, lane.rounds, self._emit(lane, records, place)))
+        if not self.quiet:
+            self._tell(flight, records, landed, sink)
+
+    def _tell(self, flight: _Flight, records: Arrays, landed: Sequence[_Landed], sink: Sink) -> None:
+        """Give the sink the rows of what has landed."""
+        laws = [LaneLaw(lane.request.sampling, self._drawn(lane)) for _, lane, _, _ in landed]
+        rows = self._maker.rows(records, [place for place, *_ in landed], laws)
+        live = records["live"].sum(1).tolist()
+        times = [times_of(records, which) for which in range(self.rounds.plan.chain)]
+        for (place, lane, number, emission), row in zip(landed, rows, strict=True):
+            row |= {"round": number, "emitted": emission.emitted, "batch_size": live[place.record]}
+            row |= {"step": flight.step + place.record, **times[place.record]}
             row["truncated_by"] = str(emission.truncated_by)
             if self.features is not None:
-                row |= features_of(record, lane.index)
+                row |= features_of(records, place)
             sink.row(lane, row)
 
-    def _emit(self, lane: Lane, record: Any) -> Emission:
-        """Give a lane the round's tokens; the device has ended it where the host ends it."""
-        index = lane.index
-        nodes = record["path"][index, : record["count"][index]]
-        tokens = [*record["node_token"][index, nodes].tolist(), int(record["bonus"][index])]
+    def _emit(self, lane: Lane, records: Arrays, place: Place) -> Emission:
+        """Give a lane a round's tokens; the device has ended it where the host ends it."""
+        nodes = records["path"][place][: records["count"][place]]
+        tokens = [*records["node_token"][place][nodes].tolist(), int(records["bonus"][place])]
         found = lane.emit(tokens)
         lane.rounds += 1
-        said = Emission(int(record["emitted"][index]), _REASONS[int(record["reason"][index])])
+        said = Emission(int(records["emitted"][place]), _REASONS[int(records["reason"][place])])
         if found.truncated_by is Truncation.STOP:
-            self.wasted_rounds += said.truncated_by is Truncation.NONE
+            self._count_wasted(records, place, said)
         elif found != said:
             raise RuntimeError(f"the device ended a request by {said}, the host by {found}")
         return found
+
+    def _count_wasted(self, records: Arrays, place: Place, said: Emission) -> None:
+        """Count the rounds that a lane has begun after its stop string."""
+        after = records["live"][place.record + 1 :, place.lane]
+        goes_on = bool(after.all()) and said.truncated_by is Truncation.NONE
+        self.wasted_rounds += int(after.sum())
+        if goes_on and self._flying is not None:
+            self.wasted_rounds += self.rounds.plan.chain
 
     def _drawn(self, lane: Lane) -> DraftSampling | None:
         """How q is made in a lane's request; None where tokens are not drawn."""

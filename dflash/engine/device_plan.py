@@ -22,6 +22,8 @@ from dflash.target.native import NativeTrunk
 from dflash.target.sampling import Sampling
 
 RULES = ("match", "greedy", "speculative")
+# long chains keep a slow host ahead of the device; a lane that ends waits for its chain and the next
+SPECULATIVE_CHAIN, PLAIN_CHAIN = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class RoundPlan:
         by_argmax: whether the rule emits the argmax instead of the choice.
         projection: what makes fingerprints of hidden states `[taps x hidden, 16]`; None for no features.
         features: whether the hidden states themselves are kept.
+        chain: rounds that the host queues, and reads, at once.
         eager: whether rounds are computed launch by launch where a graph could hold them.
     """
 
@@ -41,6 +44,7 @@ class RoundPlan:
     by_argmax: bool = False
     projection: Tensor | None = None
     features: bool = False
+    chain: int = 1
     eager: bool = False
 
     @property
@@ -71,7 +75,8 @@ def round_plan(
         drafts = DraftShape(drafts.length, width)
     projection = None if features is None else features.fingerprint.matrix
     whole = features is not None and features.mode == FeatureMode.ALL
-    return RoundPlan(drafts, store_topk, policy.rule.name == "greedy", projection, whole)
+    chain = SPECULATIVE_CHAIN if drafts.length else PLAIN_CHAIN
+    return RoundPlan(drafts, store_topk, policy.rule.name == "greedy", projection, whole, chain)
 
 
 def reasons_for_the_host(

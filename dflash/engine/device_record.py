@@ -92,17 +92,18 @@ def tensors_of(flat: Tensor, fields: Mapping[str, Field]) -> dict[str, Tensor]:
 
 
 def arrays_of(flat: NDArray[np.int32], fields: Mapping[str, Field]) -> Arrays:
-    """The same of a record in host memory."""
+    """The same of several records `[records, words]` in host memory: fields `[records, ...]`."""
     views, start = {}, 0
     for name, (dtype, shape) in fields.items():
         end = start + -(-prod(shape) * dtype.itemsize // 4)
-        views[name] = flat[start:end].view(_NUMPY[dtype])[: prod(shape)].reshape(shape)
+        numbers = flat[:, start:end].view(_NUMPY[dtype])[:, : prod(shape)]
+        views[name] = numbers.reshape(len(flat), *shape)
         start += fields[name].words
     return views
 
 
 class _Slot(NamedTuple):
-    """Where one record waits for the host."""
+    """Where records wait for the host."""
 
     staged: Tensor
     pinned: Tensor
@@ -110,9 +111,9 @@ class _Slot(NamedTuple):
 
 
 class RecordRing:
-    """Takes a round's record off the device while later rounds run; the host reads it when it likes.
+    """Takes a chain's records off the device while later rounds run; the host reads them when it likes.
 
-    Copies run on a stream of their own, into pinned memory. A record must be read before `slots` more are
+    Copies run on a stream of their own, into pinned memory. Records must be read before `slots` more are
     pushed.
     """
 
@@ -132,7 +133,7 @@ class RecordRing:
         return _Slot(torch.empty_like(self.record), pinned, torch.cuda.Event())
 
     def push(self) -> int:
-        """Queue the copy of the record as it will be after the work queued so far; returns its ticket."""
+        """Queue the copy of the records that the work queued so far will leave; returns their ticket."""
         ticket, self._pushed = self._pushed, self._pushed + 1
         if not self._slots:
             self._waiting[ticket] = self.record.clone()
@@ -149,7 +150,7 @@ class RecordRing:
         return ticket
 
     def read(self, ticket: int) -> Arrays:
-        """Wait for a record; the arrays are the caller's."""
+        """Wait for records; the arrays are the caller's."""
         if self._slots:
             slot = self._slots[ticket % self._count]
             slot.ready.synchronize()

@@ -1,6 +1,6 @@
-"""One speculative round of all lanes without the host: drafted, verified, accepted, committed, recorded.
+"""Speculative rounds of all lanes without the host: drafted, verified, accepted, committed, recorded.
 
-On a GPU the whole round is one CUDA graph; with `impl="reference"` the same steps run anywhere.
+On a GPU a chain of whole rounds is one CUDA graph; with `impl="reference"` the same steps run anywhere.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from dflash.engine.device_record import (
     ENDED,
     STARTED,
     VERIFIED,
+    Arrays,
     RecordRing,
     RecordSizes,
     record_fields,
     record_words,
-    tensors_of,
 )
+from dflash.engine.device_views import Moves, RoundViews
 from dflash.engine.lane import Lane
 from dflash.kernels.accept_tree import Accepted, accept_tree
 from dflash.kernels.philox import word_bits
 from dflash.kernels.round_confidence import ConfidenceWeights, confidences
 from dflash.kernels.round_draft import DraftColumns, DraftScratch, LowRank, draft_level
-from dflash.kernels.round_finish import RoundEnd, round_finish
-from dflash.kernels.round_inputs import RoundStart, RowInputs, round_inputs
+from dflash.kernels.round_finish import round_finish
+from dflash.kernels.round_inputs import RowInputs, round_inputs
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_prints import project_rows, sign_words
 from dflash.kernels.round_rows import RowStores, keep_rows
-from dflash.kernels.round_slots import SlotColumns, SlotScratch, target_slots
+from dflash.kernels.round_slots import SlotScratch, target_slots
 from dflash.kernels.round_stamp import stamp
 from dflash.target.native import NativeTrunk
 from dflash.target.native_layers import KeyValue, StepSpace
@@ -139,28 +140,21 @@ class DeviceRound:
         drawn = draft_top(drafter, plan.store_topk) if drafter is not None and self.tree.nodes else 2
         sizes = RecordSizes(count, plan.top, drawn, 0 if plan.projection is None else taps, plan.features)
         self.fields = record_fields(sizes, self.tree)
-        self.record = torch.zeros(record_words(self.fields), dtype=torch.int32, device=device)
-        self.view = tensors_of(self.record, self.fields)
-        self.view["confidence"].fill_(torch.nan)
+        words = record_words(self.fields)
+        self.record = torch.zeros((plan.chain, words), dtype=torch.int32, device=device)
+        moves = Moves.make(count, self.tree, device)
+        self.views = [RoundViews.of(record, self.fields, moves) for record in self.record]
         self.ring = RecordRing(self.record, self.fields)
         self.signs = None if plan.projection is None else sign_words(plan.projection)
         self.draft = self._draft_part(count)
         rows, kids = count * (self.tree.nodes + 1), self.tree.branches if self.tree.nodes else 0
         self.slot_scratch = SlotScratch.make(rows, trunk.vocabulary, plan.top, kids, device)
-        self._end = self._round_end(count, device)
         self._built: _Built | None = None
 
     def _draft_part(self, lanes: int) -> DraftPart | None:
         if self.drafter is None or not self.tree.nodes or self.drafter.native is None:
             return None
         return DraftPart(self.drafter, self.drafter.native, self.plan, self.tree, lanes)
-
-    def _round_end(self, count: int, device: torch.device) -> RoundEnd:
-        kept, view = self.tree.length + 1, self.view
-        shapes = ((count, kept), torch.int64), ((count, kept), torch.int32), ((count, kept, 2), torch.int32)
-        room = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
-        said = [view[name] for name in ("count", "path", "bonus", "emitted", "reason")]
-        return RoundEnd(*said, *room)
 
     def open(self, lane: Lane) -> None:
         """Let a lane decode on from the newest token of its trunk."""
@@ -181,10 +175,10 @@ class DeviceRound:
         self.lanes.live[index] = 0
 
     def launch(self, longest: int) -> int:
-        """Queue a round; returns the ticket of its record.
+        """Queue a chain of rounds; returns the ticket of their records.
 
         Args:
-            longest: tokens of the longest trunk, as far as the host knows, by one round at most.
+            longest: tokens of the longest trunk, as far as the host knows, by one chain at most.
         """
         built = self._ready(longest)
         if built.graph is None:
@@ -194,8 +188,8 @@ class DeviceRound:
         return self.ring.push()
 
     def _ready(self, longest: int) -> _Built:
-        """Rounds over caches with room for what this round and the one before write."""
-        ahead = longest + 2 * (self.tree.length + 1)
+        """Rounds over caches with room for what this chain and the one before write."""
+        ahead = longest + 2 * self.plan.chain * (self.tree.length + 1)
         cache = self.trunk.cache
         if ahead + self.width > cache.capacity:
             cache.reserve(max(ahead + self.width, 2 * cache.capacity))
@@ -241,75 +235,66 @@ class DeviceRound:
 
     @torch.inference_mode()
     def _compute(self, built: _Built) -> None:
-        """Queue one round's launches; nothing here waits for the device."""
-        view, tree, lanes = self.view, self.tree, self.lanes
+        """Queue the launches of a chain; nothing here waits for the device."""
+        for views in self.views:
+            self._round(built, views)
+
+    def _round(self, built: _Built, views: RoundViews) -> None:
+        tree, lanes, times = self.tree, self.lanes, views.times
         way = {"impl": self.way.impl, "pdl": self.way.pdl}
         verify = _rows_of(built.verify)
-        start = RoundStart(view["live"], view["length"], view["anchor"])
         block = None if built.block is None else _rows_of(built.block)
         mask_token = 0 if self.draft is None else self.draft.mask_token
-        times = view["times"]
-        round_inputs(
-            lanes, tree, verify, block, mask_token, start, time=times[STARTED : STARTED + 1], **way
-        )  # fmt: skip
+        started, verified = times[STARTED : STARTED + 1], times[VERIFIED : VERIFIED + 1]
+        round_inputs(lanes, tree, verify, block, mask_token, views.start, time=started, **way)
         if self.draft is not None and built.block is not None:
-            columns = self._draft_columns(verify)
-            self.draft.run(built.block, built.context, lanes, columns, view["confidence"])
+            columns = views.drafted._replace(rows=verify.tokens)
+            self.draft.run(built.block, built.context, lanes, columns, views.confidence)
             stamp(times, DRAFTED, **way)
         output = self.trunk.step.run(built.verify, built.cache)
-        accepted = self._judge(output.logits, built)
+        accepted = self._judge(output.logits, views)
+        tokens = views.drafted.tokens
         round_finish(
-            view["node_token"], accepted, self.eos, tree, lanes, self.width, self._end,
-            time=times[VERIFIED : VERIFIED + 1], **way,
+            tokens, accepted, self.eos, tree, lanes, self.width, views.end, time=verified, **way
         )  # fmt: skip
-        self._commit(built, output.taps)
+        self._commit(built, views, output.taps)
         if self.draft is not None:
             stamp(times, ENDED, **way)
 
-    def _draft_columns(self, verify: RowInputs) -> DraftColumns:
-        names = ("node_token", "node_rank", "log_q", "draft_gap", "margin", "draft_lse", "draft_ids")
-        return DraftColumns(*(self.view[name] for name in (*names, "draft_logits")), verify.tokens)
-
-    def _judge(self, logits: Tensor | None, built: _Built) -> Accepted:
+    def _judge(self, logits: Tensor | None, views: RoundViews) -> Accepted:
         """The target's columns, and the path that the rule accepts."""
         if logits is None:
             raise RuntimeError("a device round needs a step that leaves logits")
-        view, tree, impl = self.view, self.tree, self.way.impl
-        names = ("slot_ids", "slot_logits", "choice", "choice_logit", "gap", "lse", "lse_p", "entropy")
-        columns = SlotColumns(*(view[name] for name in (*names, "node_logit", "node_mass", "draft_target")))
+        tree, impl, slots, tokens = self.tree, self.way.impl, views.slots, views.drafted.tokens
         target_slots(
-            logits.unflatten(0, (len(self.lanes.live), -1)), view["node_token"], view["draft_ids"], tree,
-            self.lanes, columns, scratch=self.slot_scratch, impl=impl, pdl=self.way.pdl,
+            logits.unflatten(0, (len(self.lanes.live), -1)), tokens, views.drafted.ids, tree, self.lanes,
+            slots, scratch=self.slot_scratch, impl=impl, pdl=self.way.pdl,
         )  # fmt: skip
-        choices = view["slot_ids"][..., 0].contiguous() if self.plan.by_argmax else view["choice"]
+        choices = slots.ids[..., 0].contiguous() if self.plan.by_argmax else slots.choice
         if tree.nodes:
-            return accept_tree(view["node_token"], tree.parents, tree.words, choices, impl=impl)
-        none = torch.zeros_like(view["count"])
-        return Accepted(none, view["path"], choices.flatten(), none)
+            return accept_tree(tokens, tree.parents, tree.words, choices, impl=impl)
+        none = torch.zeros_like(views.end.count)
+        return Accepted(none, views.end.path, choices.flatten(), none)
 
-    def _commit(self, built: _Built, taps: Tensor | None) -> None:
+    def _commit(self, built: _Built, views: RoundViews, taps: Tensor | None) -> None:
         """Move accepted rows to the trunk's end; give their hidden states to the drafter and the record."""
-        view, end = self.view, self._end
+        end, way = views.end, {"impl": self.way.impl, "pdl": self.way.pdl}
         if self.tree.branches > 1:
-            keep_rows(
-                built.stores, view["path"], view["length"], kept=self.tree.length, impl=self.way.impl,
-                pdl=self.way.pdl,
-            )  # fmt: skip
+            keep_rows(built.stores, end.path, views.start.lengths, kept=self.tree.length, **way)
         if taps is None:
             return
-        if self.signs is not None:
-            way = {"impl": self.way.impl, "pdl": self.way.pdl}
-            prints = view["fingerprint"].flatten(0, 1)
-            project_rows(taps, end.rows.flatten(), self.signs, taps.shape[1] ** -0.5, prints, **way)
-        if self.draft is None and not self.plan.features:
+        if self.signs is not None and views.prints is not None:
+            scale = taps.shape[1] ** -0.5
+            project_rows(taps, end.rows.flatten(), self.signs, scale, views.prints, **way)
+        if self.draft is None and views.features is None:
             return
         kept = taps.index_select(0, end.rows.flatten())
         if self.draft is not None:
             rows = self.draft.model.context(kept.to(self.draft.model.fc.weight.dtype))
             self.draft.step.project(rows, end.positions.flatten(), end.places.flatten(0, 1), built.context)
-        if self.plan.features:
-            view["features"].copy_(kept.view_as(view["features"]))
+        if views.features is not None:
+            views.features.copy_(kept.view_as(views.features))
 
-    def read(self, ticket: int) -> Any:
-        """Wait for a round's record."""
+    def read(self, ticket: int) -> Arrays:
+        """Wait for the records of a chain: fields `[chain, ...]`."""
         return self.ring.read(ticket)

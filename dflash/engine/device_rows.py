@@ -1,12 +1,12 @@
 """The rows of a draft file from the records of device rounds: the same columns as the judge's.
 
-Columns are made for all lanes of a record at once; a row takes its part of each.
+Columns are made for all lanes of a chain of rounds at once; a row takes its part of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,15 @@ SEEN = ("draft_topk_token", "draft_topk_logit", "draft_topk_target_logit")
 TOPS = ("slot_topk_token", "slot_topk_logit")
 
 
+class Place(NamedTuple):
+    """One lane's part of one of a chain's records."""
+
+    record: int
+    lane: int
+
+
 class RowMaker:
-    """Makes rows of the lanes' parts of a record.
+    """Makes rows of the lanes' parts of records.
 
     Args:
         parents: of the whole tree's nodes.
@@ -52,23 +59,23 @@ class RowMaker:
             "kind": LIVE,
         }
 
-    def rows(self, record: Arrays, lanes: Sequence[int], laws: Sequence[LaneLaw]) -> list[Row]:
+    def rows(self, records: Arrays, taken: Sequence[Place], laws: Sequence[LaneLaw]) -> list[Row]:
         """Columns of identity, tree, target and decision, but for what was emitted.
 
         Args:
-            record: of a round.
-            lanes: which of its lanes.
+            records: of a chain of rounds.
+            taken: what rows are wanted of.
             laws: of each.
         """
-        taken = np.array(lanes)
-        of_lanes = {name: values[taken] for name, values in record.items() if name != "times"}
+        which, lanes = np.array(taken).T
+        of_lanes = {name: values[which, lanes] for name, values in records.items() if name != "times"}
         columns = self._columns(of_lanes, laws)
         position, token = of_lanes["length"].tolist(), of_lanes["anchor"].tolist()
         bonus, count = of_lanes["bonus"].tolist(), of_lanes["count"].tolist()
         path = of_lanes["path"].astype(np.int16)
         whole = (of_lanes["node_token"] >= 0).all(1).tolist()
         rows = []
-        for place in range(len(lanes)):
+        for place in range(len(taken)):
             row = {name: column[place] for name, column in columns.items()} | self._shape
             row |= {
                 "anchor_position": position[place],
@@ -166,9 +173,9 @@ class RowMaker:
         }  # fmt: skip
 
 
-def times_of(record: Arrays) -> dict[str, float]:
+def times_of(records: Arrays, which: int) -> dict[str, float]:
     """How long a round's stages took, in microseconds; nothing where the clock was not read."""
-    at = record["times"].copy()
+    at = records["times"][which].copy()
     # without a drafter, nothing lies between a start and its forward, nor between that and the end
     at[DRAFTED] = at[DRAFTED] or at[STARTED]
     at[ENDED] = at[ENDED] or at[VERIFIED]
@@ -178,13 +185,13 @@ def times_of(record: Arrays) -> dict[str, float]:
     return {name: float(at[end] - at[begin]) / 1e3 for name, (begin, end) in spans.items()}
 
 
-def features_of(record: Arrays, lane: int) -> dict[str, Any]:
+def features_of(records: Arrays, place: Place) -> dict[str, Any]:
     """Feature columns of a lane's round: of its anchor and accepted nodes."""
-    kept = int(record["count"][lane]) + 1
+    kept = int(records["count"][place]) + 1
     columns: dict[str, Any] = {}
-    if "fingerprint" in record:
-        columns["feature_fingerprint"] = record["fingerprint"][lane, :kept].ravel()
-    if "features" in record:
-        words = record["features"][lane, :kept]
+    if "fingerprint" in records:
+        columns["feature_fingerprint"] = records["fingerprint"][place][:kept].ravel()
+    if "features" in records:
+        words = records["features"][place][:kept]
         columns["feature_values"] = (words >> 8).astype(np.uint8).tobytes() + words.astype(np.uint8).tobytes()
     return columns

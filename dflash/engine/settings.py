@@ -57,6 +57,8 @@ class RecordSettings:
     draft_impl: TargetImpl = "generic"
     numerics: Mode = "fast"
     rounds: Literal["auto", "host", "device"] = "auto"
+    # rounds that are queued on the device at once
+    chain: int | None = None
     shard: Shard | None = None
     metrics: Path | None = None
     recorder: RecorderPlace = "auto"

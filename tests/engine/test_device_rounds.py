@@ -120,18 +120,21 @@ def test_answers_end_inside_of_blocks(
     device_runs.same_rows(device, host)
 
 
-def test_a_round_after_a_stop_string_is_wasted(target: Any, drafters: dict[str, str], tmp_path: Path) -> None:
-    """It was begun before the host had read the round with the string; no row tells of it."""
+@pytest.mark.parametrize(("chain", "wasted"), [(1, 1), (2, 3)])
+def test_rounds_after_a_stop_string_are_wasted(
+    target: Any, drafters: dict[str, str], tmp_path: Path, chain: int, wasted: int
+) -> None:
+    """They were begun before the host had read the round with the string; no row tells of them."""
     run = draft_runs.session(
         target, tmp_path / "run.parquet", drafter=drafters["dflash"], length=3, branches=1,
-        target_impl="native", draft_impl="native",
+        target_impl="native", draft_impl="native", chain=chain,
     )  # fmt: skip
     asked = [text_prompt(prompt) for prompt in draft_runs.prompts(6)[3:5]]
     asked = [replace(prompt, stop=("gggg",)) for prompt in asked]
     lanes = []
     run.record(run.conversations(with_ids(asked), check=True), on_request=lanes.append)
     assert [lane.finish for lane in lanes] == ["stop", "stop"]
-    assert run.engine.wasted_rounds == 2
+    assert run.engine.wasted_rounds == 2 * wasted
     rounds = [row["round"] for row in draft_runs.rows(tmp_path / "run.parquet") if row["kind"] == 0]
     assert rounds == [number for lane in lanes for number in range(lane.rounds)]
 
