@@ -49,17 +49,20 @@ def check_scores(found: HeadScores, logits: torch.Tensor, asked: torch.Tensor, l
     assert (found.asked.cpu()[~inside] == -torch.inf).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("rows", "vocabulary", "width", "top"),
+    ("rows", "vocabulary", "width", "top", "dtype"),
     [
-        (1, 49152, 576, 1),
-        (16, 4999, 2048, 8),
-        (17, 32001, 576, 16),
-        (32, 128256, 512, 32),
-        (64, 9973, 1024, 8),
-        (130, 3001, 1040, 5),
+        (1, 49152, 576, 1, torch.bfloat16),
+        (16, 4999, 2048, 8, torch.bfloat16),
+        (17, 32001, 576, 16, torch.bfloat16),
+        (32, 128256, 512, 32, torch.bfloat16),
+        (64, 9973, 1024, 8, torch.bfloat16),
+        (130, 3001, 1040, 5, torch.bfloat16),
+        (17, 32001, 576, 16, torch.float16),
+        (16, 4999, 2048, 8, torch.float32),
+        (130, 3001, 1040, 5, torch.float32),
     ],
+    ids=str,
 )
 def test_against_float64(rows: int, vocabulary: int, width: int, top: int, dtype: torch.dtype) -> None:
     case = make_head(rows, vocabulary, width, dtype=dtype, seed=rows)
