@@ -79,8 +79,7 @@ def lm_head_topk(
         asked: int32 `[rows, up to 64]`, rows of the head whose logits are wanted.
         draw: what the choice races on; None chooses nothing.
         scale: of the logits, positive.
-        norm: the RMSNorm before the head, as the launch that made `hidden` left it (`row_product`).
-        eps: of the norm.
+        norm: the RMSNorm before the head, of `eps`, as the launch that made `hidden` left it (`row_product`).
         mode: `fast`, or `replay-exact`: a row's bits are the same whatever the other rows are.
         impl: `triton`, or the PyTorch `reference`, which holds all logits; never a silent fallback.
         out: where to write.
