@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash.cli.bench_step import SHAPES
-from dflash.cli.options import FiniteFloat, json_option
+from dflash.cli.options import FiniteFloat, json_option, target_option
 from dflash.cli.output import emit, talk
 
 
 @click.command()
-@click.option("--target", help="A folder or hub id, as in `dflash record`; --shape makes one up.")
+@target_option
 @click.option(
-    "--shape", type=click.Choice(SHAPES), default=SHAPES[0], show_default=True,
-    help="Without --target: a model shape, with random weights and a random drafter that is never right.",
+    "--shape", type=click.Choice(SHAPES),
+    help="Instead: a model of this shape, with random weights and a random drafter that is never right.",
 )  # fmt: skip
-@click.option("--drafter", default="default", show_default=True, help="With --target, a block drafter.")
+@click.option("--drafter", default="default", show_default=True, help="A block drafter of the target.")
 @click.option(
     "--lanes", multiple=True, type=click.IntRange(1, 1024), default=(1, 8, 64), show_default=True,
     help="Requests at once; repeatable.",
@@ -44,8 +44,8 @@ from dflash.cli.output import emit, talk
 )
 @json_option
 def decode(
-    target: str | None,
-    shape: str,
+    target: str,
+    shape: str | None,
     drafter: str,
     lanes: Sequence[int],
     length: int | None,
@@ -72,7 +72,7 @@ def decode(
     if not torch.cuda.is_available():
         raise NoDevice("dflash bench decode")
     subject: Subject
-    if target is None:
+    if shape is not None:
         subject = RandomSubject(random_target(shape, "cuda", torch.bfloat16))
         longest = subject.block
     else:

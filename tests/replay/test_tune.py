@@ -153,9 +153,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     tables = DraftFile.tables
 
-    def counted(self: DraftFile, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def counted(self: DraftFile, columns: Sequence[str] | None = None, *threads: Any) -> Iterator[pa.Table]:
         found.append(tuple(columns or ()))
-        return tables(self, columns)
+        return tables(self, columns, *threads)
 
     monkeypatch.setattr(DraftFile, "tables", counted)
     return found
