@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -79,22 +78,24 @@ def _scalar_array(kind: pa.DataType, values: list[Any]) -> pa.Array:
 
 
 def _list_array(kind: pa.ListType, values: list[Any]) -> pa.Array:
-    present = [_array(value) for value in values if value is not None]
-    lengths = iter([len(part) for part in present])
-    ends = accumulate((0 if value is None else next(lengths) for value in values), initial=0)
-    offsets = pa.array(np.fromiter(ends, np.int32, len(values) + 1))
-    data, holes = _joined([part for part in present if len(part)])
+    present = [value for value in values if value is not None]
+    if set(map(type, present)) != {np.ndarray}:
+        present = [_array(value) for value in present]
+    absent = np.array([value is None for value in values]) if len(present) < len(values) else None
+    lengths = np.zeros(len(values), np.int32)
+    lengths[slice(None) if absent is None else ~absent] = np.fromiter(map(len, present), np.int32)
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    data, holes = _joined(present)
     leaf = pa.array(data, mask=holes)
     leaf = leaf if leaf.type == kind.value_type else leaf.cast(kind.value_type)
-    nulls = pa.array([value is None for value in values]) if len(present) < len(values) else None
-    return pa.ListArray.from_arrays(offsets, leaf, type=kind, mask=nulls)
+    nulls = None if absent is None else pa.array(absent)
+    return pa.ListArray.from_arrays(pa.array(offsets), leaf, type=kind, mask=nulls)
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
     """One list, masked where an element is None."""
     found = value if isinstance(value, np.ndarray) else np.asarray(value)
-    if found.ndim != 1:
-        raise ValueError(f"expected a list, found {found.ndim} dimensions")
     if found.dtype != object or not found.size:
         return found
     none = np.array([item is None or item != item for item in found]) | np.ma.getmaskarray(found)
@@ -104,10 +105,20 @@ def _array(value: Any) -> npt.NDArray[Any]:
 
 def _joined(parts: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """All elements in a row, and which of them are null; None if none is."""
+    kinds = {part.dtype for part in parts}
+    if np.dtype(object) in kinds:
+        parts = [_array(part) for part in parts]
+    if len(kinds) > 1:
+        # an empty list is of no kind
+        parts = [part for part in parts if part.size]
     if not parts:
         return np.empty(0, np.int8), None
     masked = any(kind is np.ma.MaskedArray for kind in set(map(type, parts)))
     data = np.concatenate([np.ma.getdata(part) for part in parts] if masked else parts)
+    if data.ndim != 1:
+        raise ValueError(f"expected a list, found {data.ndim} dimensions")
+    if data.dtype == object or not data.size:
+        return np.empty(0, np.int8), None
     holes = np.isnan(data) if data.dtype.kind == "f" else None
     if masked:
         known = np.concatenate([np.ma.getmaskarray(part) for part in parts])
