@@ -22,7 +22,7 @@ from dflash.engine.features import bytes_a_token
 from dflash.engine.free_memory import free_memory
 from dflash.engine.loop import Conversation
 from dflash.engine.memory import CONTEXT, size
-from dflash.engine.metrics import MetricsUnwritable
+from dflash.engine.metrics import check_place
 from dflash.engine.output import check_output
 from dflash.engine.pace import Verdict
 from dflash.engine.recording import Recording, summary
@@ -59,8 +59,8 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     refuse_as_output([settings.output, settings.metrics], _read(settings, prompt_file, options["cost"]))
     if settings.output.parent == options["output"]:
         settings.output.parent.mkdir(exist_ok=True)
-    if settings.metrics is not None and not settings.metrics.parent.is_dir():
-        raise MetricsUnwritable(settings.metrics, "there is no such folder")
+    if settings.metrics is not None:
+        check_place(settings.metrics)
     found = check_output(settings.output, overwrite=settings.overwrite, resume=settings.resume)
     if settings.resume and not found:
         talk(f"nothing to resume: there is no recording of {settings.output} yet, so all of it is run")

@@ -32,6 +32,18 @@ class MetricsUnwritable(DflashError):
         super().__init__(f"Expected a place to write --metrics to, but {path}: {reason}.")
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place without a folder, or where something is that a new file must not replace.
+
+    Raises:
+        MetricsUnwritable: Says which.
+    """
+    if not path.parent.is_dir():
+        raise MetricsUnwritable(path, "there is no such folder")
+    if path.exists() and not path.is_file():
+        raise MetricsUnwritable(path, "what is there is no regular file")
+
+
 class Family(NamedTuple):
     """One metric: samples by (suffix of the name, labels)."""
 
@@ -108,6 +120,9 @@ class Metrics:
         Raises:
             MetricsUnwritable: It cannot be written.
         """
+        check_place(self.path)
+        # a link stays, and leads to each new file
+        self.path = self.path.resolve()
         self.write()
         if self.failed is not None:
             raise MetricsUnwritable(self.path, self.failed)

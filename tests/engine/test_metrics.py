@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from recordings import requests_of
@@ -127,6 +129,17 @@ def test_every_file_that_is_ever_there_is_whole(tmp_path):
     assert value(found[0], "wasted_rounds_total", **shard) == 7
     assert value(found[0], "recorder_queue_rows", **shard) == 2
     assert "dflash_tau" not in found[0]
+
+
+def test_what_is_no_regular_file_is_never_replaced_and_links_stay(dflash, in_folder):
+    os.mkfifo("pipe")
+    code, err = dflash("-o", "run.parquet", "--metrics", "pipe")
+    assert (code, "no regular file" in err) == (2, True)
+    assert Path("pipe").is_fifo()
+    Path("link").symlink_to("real.prom")
+    assert dflash("-o", "run.parquet", "--metrics", "link")[0] == 0
+    assert Path("link").is_symlink()
+    assert value(parse(Path("real.prom").read_text()), "requests_open") == 0
 
 
 def test_a_place_that_cannot_be_written_is_refused_and_one_that_fills_up_is_told(
