@@ -65,9 +65,11 @@ def pair_product(
         here, diagonal = here[None, :, :], diagonal[None, :, :]
         a_sum = tl.zeros([WAYS, HALF, BLOCK_M] if SWAP else [WAYS, BLOCK_M, HALF], tl.float32)
         gram = tl.zeros([WAYS, BLOCK_M, BLOCK_M], tl.float32)
+        squares = tl.zeros([WAYS, BLOCK_M], tl.float32)
     else:
         a_sum = tl.zeros([HALF, BLOCK_M] if SWAP else [BLOCK_M, HALF], tl.float32)
         gram = tl.zeros([BLOCK_M, BLOCK_M], tl.float32)
+        squares = tl.zeros([BLOCK_M], tl.float32)
     b_sum = a_sum
     for start in tl.range(low, high, BLOCK_K * WAYS, num_stages=STAGES):
         at = start + k
@@ -75,8 +77,13 @@ def pair_product(
         # rows that are not there cost no traffic: with few rows, x is as much as the weight
         x = tl.load(x_rows + at, mask=here if EVEN else here & (at < depth), other=0.0)
         if NORM:
-            # its diagonal, made by the matrix unit: a sum over each row would wait for all threads
-            gram = tl.dot(x, _turned(x, WAYS), gram, input_precision="ieee")
+            if BLOCK_M < 64:
+                # its diagonal, made by the matrix unit: a sum over each row would wait for all threads
+                gram = tl.dot(x, _turned(x, WAYS), gram, input_precision="ieee")
+            else:
+                # here it would be a wgmma of its own, that those of the products would wait for
+                wide = x.to(tl.float32)
+                squares += tl.sum(wide * wide, 2 if WAYS > 1 else 1)
             gain = _load(Norm, at, depth, EVEN)
             x = (x.to(tl.float32) * gain.to(tl.float32)).to(a.dtype)
         if SWAP:
@@ -85,12 +92,13 @@ def pair_product(
         else:
             a_sum = tl.dot(x, _turned(a, WAYS), a_sum, input_precision="ieee")
             b_sum = tl.dot(x, _turned(b, WAYS), b_sum, input_precision="ieee")
-    gram = tl.where(diagonal, gram, 0.0)
+    if BLOCK_M < 64:
+        squares = tl.sum(tl.where(diagonal, gram, 0.0), 2 if WAYS > 1 else 1)
     if WAYS > 1:
-        a_sum, b_sum, gram = tl.sum(a_sum, 0), tl.sum(b_sum, 0), tl.sum(gram, 0)
+        a_sum, b_sum, squares = tl.sum(a_sum, 0), tl.sum(b_sum, 0), tl.sum(squares, 0)
     if SWAP:
         a_sum, b_sum = tl.trans(a_sum), tl.trans(b_sum)
-    return a_sum, b_sum, tl.sum(gram, 1)
+    return a_sum, b_sum, squares
 
 
 @triton.jit
