@@ -9,6 +9,7 @@ from dflash.kernels.attention_checks import Impl, interpreted
 from dflash.kernels.attention_plan import Mode
 from dflash.kernels.errors import ShapeRefused
 from dflash.kernels.product_checks import check_product, output_like
+from dflash.kernels.product_launch import launch_options
 from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
 from dflash.kernels.row_norm import Norm, check_norm, launch_norm, normed
@@ -69,15 +70,11 @@ def _launch(
 ) -> None:  # fmt: skip
     from dflash.kernels import product_triton
 
-    tile, depth = plan.tile, x.shape[1]
+    depth = x.shape[1]
     held = fitting_product_scratch(scratch, plan, x.device)
     of = launch_norm(x, norm)
     product_triton.gate_up_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
         of.x, weight, of.gain, of.squares, out, *held, of.x.stride(0), out.stride(0),
         len(x), len(weight) // 2, depth, plan.blocks, of.parts, eps,
-        BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, WAYS=tile.ways, STAGES=tile.stages,
-        SPLITS=plan.splits,
-        EVEN=depth % (tile.block_k * tile.ways) == 0, NORM=of.own, PARTS=of.parts_at_once, SWAP=tile.swap,
-        PREFETCH=tile.prefetch, EARLY=tile.early, PDL=pdl,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
+        **launch_options(plan, depth, of, pdl),
     )  # fmt: skip

@@ -7,6 +7,7 @@ from torch import Tensor
 from dflash.kernels.attention_checks import Impl, interpreted
 from dflash.kernels.attention_plan import Mode
 from dflash.kernels.product_checks import check_product, check_tensor, output_like
+from dflash.kernels.product_launch import launch_options
 from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
 from dflash.kernels.row_norm import (
@@ -103,7 +104,7 @@ def _launch(
 ) -> None:  # fmt: skip
     from dflash.kernels import product_triton
 
-    tile, depth = plan.tile, x.shape[1]
+    depth = x.shape[1]
     held = fitting_product_scratch(scratch, plan, x.device)
     of, to = launch_norm(x, norm), carry or CarriedNorm(x, out, out)
     product_triton.row_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
@@ -111,11 +112,6 @@ def _launch(
         x if residual is None else residual, out, *to, *held,
         of.x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0), to.rows.stride(0),
         len(x), len(weight), depth, plan.blocks, of.parts, eps,
-        BLOCK_M=plan.block_m, HALF=tile.half, BLOCK_K=tile.block_k, WAYS=tile.ways, STAGES=tile.stages,
-        SPLITS=plan.splits,
-        EVEN=depth % (tile.block_k * tile.ways) == 0, NORM=of.own, PARTS=of.parts_at_once,
-        BIAS=bias is not None,
-        RESIDUAL=residual is not None, CARRY=carry is not None, SWAP=tile.swap, PREFETCH=tile.prefetch,
-        EARLY=tile.early, PDL=pdl,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
+        BIAS=bias is not None, RESIDUAL=residual is not None, CARRY=carry is not None,
+        **launch_options(plan, depth, of, pdl),
     )  # fmt: skip

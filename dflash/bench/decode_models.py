@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from dflash.bench.step_shapes import DRAFT_LAYERS, make_target
+from dflash.bench.step_shapes import make_drafter, make_target
 from dflash.drafters.base import Drafter
-from dflash.drafters.block.config import BlockConfig, Confidence, LayerMask, Markov, Slots
+from dflash.drafters.block.config import Confidence, Markov
 from dflash.drafters.block.drafter import BlockFamily
-from dflash.drafters.block.model import BlockDrafter, Borrowed
+from dflash.drafters.block.model import BlockDrafter
 from dflash.drafters.drawing import Drawing
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
@@ -121,26 +121,12 @@ def random_target(shape: str, device: str, dtype: torch.dtype, **changes: Any) -
 
 def random_drafter(target: Any, block: int) -> BlockDrafter:
     """A drafter of the shipped one's kind, as wide as the target: Markov head of rank 8, confidence."""
-    text = target.config
-    last = text.num_hidden_layers
-    config = BlockConfig(
-        hidden_size=text.hidden_size,
-        intermediate_size=text.intermediate_size,
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=text.head_dim,
-        layers=(LayerMask(),) * DRAFT_LAYERS,
-        target_hidden_size=text.hidden_size,
+    last = target.config.num_hidden_layers
+    torch.manual_seed(1)
+    return make_drafter(
+        target,
+        block,
         taps=tuple(sorted({min(2, last), last // 4, last // 2, 3 * last // 4, max(last - 2, 1)})),
-        vocabulary=text.vocab_size,
-        block_size=block,
-        mask_token=0,
-        slots=Slots.NEXT,
         markov=Markov("vanilla", 8),
         confidence=Confidence(True),
     )
-    torch.manual_seed(1)
-    with torch.device(target.device):
-        drafter = BlockDrafter(config)
-    drafter.borrow(Borrowed.of(target))
-    return drafter.to(target.dtype).eval().requires_grad_(False)

@@ -73,24 +73,24 @@ def make_target(name: str, device: str, dtype: torch.dtype, **changes: Any) -> A
     return model.eval().requires_grad_(False)
 
 
-def make_drafter(target: Any, block: int, layers: int = DRAFT_LAYERS) -> BlockDrafter:
-    """A block drafter as wide as the target, with the target's head."""
+def make_drafter(target: Any, block: int, layers: int = DRAFT_LAYERS, **changes: Any) -> BlockDrafter:
+    """A block drafter as wide as the target, with the target's head; `changes` of its configuration."""
     text = target.config
-    config = BlockConfig(
-        hidden_size=text.hidden_size,
-        intermediate_size=text.intermediate_size,
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=text.head_dim,
-        layers=(LayerMask(),) * layers,
-        target_hidden_size=text.hidden_size,
-        taps=(1, text.num_hidden_layers // 2, text.num_hidden_layers - 1),
-        vocabulary=text.vocab_size,
-        block_size=block,
-        mask_token=0,
-        slots=Slots.NEXT,
-    )
+    chosen = {
+        "hidden_size": text.hidden_size,
+        "intermediate_size": text.intermediate_size,
+        "heads": text.num_attention_heads,
+        "kv_heads": text.num_key_value_heads,
+        "head_dim": text.head_dim,
+        "layers": (LayerMask(),) * layers,
+        "target_hidden_size": text.hidden_size,
+        "taps": (1, text.num_hidden_layers // 2, text.num_hidden_layers - 1),
+        "vocabulary": text.vocab_size,
+        "block_size": block,
+        "mask_token": 0,
+        "slots": Slots.NEXT,
+    } | changes
     with torch.device(target.device):
-        drafter = BlockDrafter(config)
+        drafter = BlockDrafter(BlockConfig(**chosen))
     drafter.borrow(Borrowed.of(target))
     return drafter.to(target.dtype).eval().requires_grad_(False)
