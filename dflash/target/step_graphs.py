@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from dflash.target.native_layers import KeyValue, StepSpace
+from dflash.target.native_layers import KeyValue, StepSpace, Way
 from dflash.target.step_inputs import StepInputs
 
 Fill = Callable[[StepInputs], None]
@@ -18,6 +18,8 @@ Made = TypeVar("Made", covariant=True)
 
 class Step(Protocol[Made]):
     """A forward of a fixed size over caches of keys and values."""
+
+    way: Way
 
     def reserve(self, positions: int) -> None:
         """Be ready for positions below this."""
@@ -87,7 +89,8 @@ class StepGraphs(Generic[Output]):
         space = self.step.space(lanes, width, tail, cache)
         on_device = space.hidden.is_cuda
         staged = StepInputs.make(lanes, width, pinned=on_device)
-        if not on_device:
+        if not on_device or self.step.way.impl == "reference":
+            # PyTorch's selections of rows wait for the device
             return _Captured(space, staged)
         graph, output = capture(lambda: self.step.run(space, cache))
         return _Captured(space, staged, graph, output, torch.cuda.Event())
