@@ -109,7 +109,7 @@ def draft_level(
         ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before the launch.
     """
     check_choice("impl", Impl, impl)
-    _check(logits, depth, bias, law, tree, lanes, out, ids)
+    check_level(logits, depth, bias, law, tree, lanes, out, ids)
     if impl == "reference":
         _reference(logits[:, depth - 1], depth, bias, law, tree, lanes, out, ids)
         return
@@ -121,12 +121,13 @@ def draft_level(
     launch_level(logits, depth, bias, law, tree, lanes, out, ids, held, pdl and not interpreted())
 
 
-def _check(
+def check_level(
     logits: Tensor, depth: int, bias: LowRank | None, law: DraftLaw, tree: RoundTree, lanes: RoundLanes,
     out: DraftColumns, ids: Tensor | None,
 ) -> None:  # fmt: skip
+    """Refuse what does not fit together, before a launch."""
     count, top = len(lanes.lengths), out.ids.shape[-1]
-    check_logits("logits", logits, count)
+    check_logits("logits", logits, count, packed=False)
     if not 1 <= depth <= min(tree.length, logits.shape[1]):
         raise ShapeRefused("depth", f"1 to {min(tree.length, logits.shape[1])}", depth)
     if not 2 <= top <= min(MAX_TOP, logits.shape[2]) or law.top_k > top:

@@ -16,20 +16,25 @@ from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, id_of_key, order_
 
 
 @triton.jit
-def _biased(logits, Table, Factor, token, ids, rank, vocabulary, RANK: tl.constexpr):
-    """Add the bias by the token before."""
+def add_bias(logits, factor, Table, token, rank, RANK: tl.constexpr):
+    """Add the bias by the token before; `factor` are the rows of the logits' ids."""
     r = tl.arange(0, RANK)
     row = tl.load(Table + token.to(tl.int64) * rank + r, mask=r < rank, other=0.0).to(tl.float32)
-    at = ids.to(tl.int64)[:, None] * rank + r[None, :]
-    real = (ids < vocabulary)[:, None] & (r < rank)[None, :]
-    factor = tl.load(Factor + at, mask=real, other=0.0).to(tl.float32)
-    return logits + tl.sum(factor * row[None, :], 1)
+    return logits + tl.sum(factor.to(tl.float32) * row[None, :], 1)
 
 
-@triton.jit(do_not_specialize=["per", "rows_in", "slot", "before_apart", "before_at", "vocabulary", "rank"])
+@triton.jit
+def leave_sums(PartSums, at, apart, logits, order):
+    """Leave a tile's largest logit and its sum of exponentials below that."""
+    highest = value_of(tl.max(order, 0))
+    tl.store(PartSums + at, highest)
+    tl.store(PartSums + apart + at, tl.sum(tl.exp(logits - finite(highest)), 0))
+
+
+@triton.jit(do_not_specialize=["per", "slot", "before_apart", "before_at", "vocabulary", "rank"])
 def draft_tiles(
     Logits, Table, Factor, Before, PartKeys, PartSums,
-    stride, per, rows_in, slot, before_apart, before_at, vocabulary, rank,
+    lane_apart, row_apart, per, slot, before_apart, before_at, vocabulary, rank,
     BLOCK_V: tl.constexpr, TOP: tl.constexpr, RANK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What a tile of a row's logits adds; grid (rows, tiles)."""
@@ -39,16 +44,17 @@ def draft_tiles(
         tl.extra.cuda.gdc_launch_dependents()
     lane = row // per
     ids = tile * BLOCK_V + tl.arange(0, BLOCK_V)
-    base = Logits + (lane * rows_in + slot).to(tl.int64) * stride
+    base = Logits + lane.to(tl.int64) * lane_apart + slot * row_apart
     logits = tl.load(base + ids, mask=ids < vocabulary, other=-float("inf")).to(tl.float32)
     if RANK > 0:
         token = tl.maximum(tl.load(Before + lane * before_apart + before_at + row % per), 0)
-        logits = _biased(logits, Table, Factor, token, ids, rank, vocabulary, RANK)
+        r = tl.arange(0, RANK)
+        real = (ids < vocabulary)[:, None] & (r < rank)[None, :]
+        factor = tl.load(Factor + ids.to(tl.int64)[:, None] * rank + r[None, :], mask=real, other=0.0)
+        logits = add_bias(logits, factor, Table, token, rank, RANK)
     order = tl.where(ids < vocabulary, ordered(logits), NO_ORDER)
-    highest = value_of(tl.max(order, 0))
     at, apart = row * tl.num_programs(1) + tile, tl.num_programs(0) * tl.num_programs(1)
-    tl.store(PartSums + at, highest)
-    tl.store(PartSums + apart + at, tl.sum(tl.exp(logits - finite(highest)), 0))
+    leave_sums(PartSums, at, apart, logits, order)
     leave_top(PartKeys, at, order, ids, TOP)
 
 
@@ -92,7 +98,7 @@ def _conditional(log_q, turn, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _see(
+def see_slot(
     Lse, Ids, Values, PartSums, slot, row, rows_all, tiles, top, token, value, place, TILES: tl.constexpr
 ):
     """Store what the drafter saw at a slot."""
@@ -102,7 +108,8 @@ def _see(
     highest = finite(tl.max(value, 0))
     some = m != -float("inf")
     total = tl.sum(tl.where(some, mass * tl.exp(tl.where(some, finite(m) - highest, 0.0)), 0.0), 0)
-    tl.store(Lse + slot, highest + tl.log(total))
+    lse = highest + tl.log(tl.where(total == 0.0, 1.0, total))
+    tl.store(Lse + slot, tl.where(total == 0.0, -float("inf"), lse))
     tl.store(Ids + slot * top + place, token, mask=place < top)
     tl.store(Values + slot * top + place, value, mask=place < top)
 
@@ -133,7 +140,7 @@ def draft_draw(
     if MAPPED:
         token = tl.load(Map + token, mask=keys != NO_KEY, other=TOP_ID)
     slot = lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
-    _see(Lse, Ids, Values, PartSums, slot, row, tl.num_programs(0), tiles, top, token, value, place, TILES)
+    see_slot(Lse, Ids, Values, PartSums, slot, row, tl.num_programs(0), tiles, top, token, value, place, TILES)
     temperature = tl.load(Temperatures + lane)
     drawn = temperature > 0
     divisor = tl.where(drawn, temperature, 1.0).to(tl.float64)
@@ -180,7 +187,7 @@ def launch_level(
     shared = {"TOP": power(top), "PDL": pdl, "launch_pdl": pdl}
     draft_tiles[(rows, tiles)](
         logits, *table, before, *scratch,
-        row_stride(logits), per, logits.shape[1], depth - 1, *hangs, logits.shape[2], rank,
+        logits.stride(0), row_stride(logits), per, depth - 1, *hangs, logits.shape[2], rank,
         BLOCK_V=BLOCK, RANK=power(rank) if rank else 0, num_warps=8 if rank else 4, **shared,
     )  # fmt: skip
     draft_draw[(rows,)](

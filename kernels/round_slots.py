@@ -79,14 +79,18 @@ def row_stride(logits: Tensor) -> int:
     return logits.stride(1) if logits.shape[1] > 1 else logits.stride(0)
 
 
-def check_logits(name: str, logits: Tensor, lanes: int) -> None:
-    """Refuse logits that are not `[lanes, rows, vocabulary]` with vocabularies in one piece."""
+def check_logits(name: str, logits: Tensor, lanes: int, *, packed: bool = True) -> None:
+    """Refuse logits that are not `[lanes, rows, vocabulary]` with vocabularies in one piece.
+
+    Args:
+        packed: whether the rows of all lanes must be at one distance.
+    """
     if logits.dim() != 3 or logits.shape[0] != lanes:
         raise ShapeRefused(name, f"[{lanes} lanes, rows, vocabulary]", logits.shape)
     if logits.dtype not in _FLOATS:
         raise DtypeRefused(name, "bfloat16, float16 or float32", logits.dtype, logits.shape)
-    apart = lanes == 1 or logits.stride(0) == logits.shape[1] * row_stride(logits)
-    if logits.stride(2) != 1 or not apart:
+    even = not packed or lanes == 1 or logits.stride(0) == logits.shape[1] * row_stride(logits)
+    if logits.stride(2) != 1 or not even:
         raise LayoutRefused(name, "rows at one distance", logits.stride(), logits.shape)
 
 

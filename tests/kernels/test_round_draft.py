@@ -11,6 +11,7 @@ import torch
 from dflash.drafters.base import Anchor, DraftShape, ProposalKind
 from dflash.drafters.drawing import Drawing
 from dflash.kernels.philox import word_bits
+from dflash.kernels.round_best import draft_best
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, LowRank, draft_level
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.policy.context import DraftSampling
@@ -106,3 +107,45 @@ def compare(out: DraftColumns, lane: int, proposal: Any, tree: RoundTree) -> Non
     ):
         assert out.ids[lane, slot, :5].tolist() == ids.tolist()
         np.testing.assert_allclose(out.logits[lane, slot, :5].numpy(), logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("impl", ["triton", "reference"])
+@pytest.mark.parametrize(
+    ("length", "branches", "law", "biased", "mapped"),
+    [
+        (4, 1, DraftLaw(8), True, False),
+        (1, 1, DraftLaw(1), True, True),
+        (3, 1, DraftLaw(), False, False),
+        (3, 3, DraftLaw(8), True, True),
+        (2, 2, DraftLaw(2), False, True),
+    ],
+)
+def test_all_levels_at_once_are_the_levels_one_by_one(
+    length: int, branches: int, law: DraftLaw, biased: bool, mapped: bool, impl: str
+) -> None:
+    g = torch.Generator().manual_seed(length)
+    # two tiles, the second in part
+    count = 700
+    ids = torch.arange(1, 1401, 2, dtype=torch.int32) if mapped else None
+    # lanes are apart by more than what is read of them
+    logits = (2 * torch.randn((2, length + 2, count), generator=g))[:, 1 : length + 1]
+    logits[:, :, 5] = logits[:, :, 650] = 8.0
+    logits[1, length - 1] = -torch.inf
+    bias = None
+    if biased:
+        bias = LowRank(torch.randn((1401, 3), generator=g), torch.randn((count, 3), generator=g))
+    tree, lanes = RoundTree.make(length, branches, 2, "cpu"), lanes_of()
+    lanes.draft_temperatures.zero_()
+    found, expected = empty(tree, 8), empty(tree, 8)
+    first = 1 if branches == 1 else 2
+    for depth in range(1, length + 1):
+        draft_level(logits, depth, bias, law, tree, lanes, expected, ids=ids, impl="reference")
+        if depth < first:
+            draft_level(logits, depth, bias, law, tree, lanes, found, ids=ids, impl=impl)
+    draft_best(logits, bias, law, tree, lanes, found, ids=ids, first=first, impl=impl)
+    for name, mine, theirs in zip(found._fields, found, expected, strict=True):
+        if name in ("ids", "logits"):
+            there = expected.logits > -torch.inf
+            mine, theirs = mine[there], theirs[there]
+        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=1e-5, equal_nan=True, msg=lambda m: name + m)  # noqa: B023
+    assert (found.tokens[1, -branches:] == -1).all()
