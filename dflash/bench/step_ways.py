@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from transformers import StaticCache
 
 from dflash.bench.step_shapes import make_drafter
 from dflash.drafters.block.masks import block_masks
+from dflash.drafters.block.model import BlockDrafter, Borrowed
 from dflash.drafters.block.native import BlockStep
 from dflash.target.llama_step import LlamaStep
 from dflash.target.model import TrunkModel
@@ -88,6 +90,15 @@ def verify_case(model: Any, nodes: int, context: int, batch: int = 1) -> VerifyC
         for layer in range(model.config.num_hidden_layers)
     ]
     return VerifyCase(model, batch, context, (tokens, parents), cache, remembering.arguments)
+
+
+def exact_verify(case: VerifyCase) -> Tensor:
+    """Logits of the case in float32, from the same weights, keys and values."""
+    exact = verify_case(copy.deepcopy(case.model).float(), case.rows - 1, case.context, case.batch)
+    for own, given in zip(exact.cache, case.cache, strict=True):
+        own.keys.copy_(given.keys)
+        own.values.copy_(given.values)
+    return _eager(exact).call()
 
 
 def native_verify(case: VerifyCase, way: Way | None = None, top: int = 0) -> Prepared:
@@ -189,11 +200,19 @@ VERIFY_WAYS = (
 class DraftCase(NamedTuple):
     """A block drafter with context, and the block at its end."""
 
-    drafter: Any
+    drafter: BlockDrafter
+    target: Any
     context: int
     cache: Sequence[KeyValue]
-    block: Callable[[], Tensor]
-    """The torch module's logits of all rows of the block."""
+
+    def blocks(self) -> Callable[[], Tensor]:
+        """The torch module's logits of all rows of the block."""
+        layers, size = self.drafter.config.layers, self.drafter.config.block_size
+        anchor = torch.tensor([[self.context]], device=self.cache[0].keys.device)
+        masks = block_masks(layers, anchor, size, self.context)
+        past = [KeyValue(*(rows[:, :, : self.context] for rows in store)) for store in self.cache]
+        token = torch.ones_like(anchor)
+        return lambda: self.drafter.logits(self.drafter.blocks(token, anchor, past, masks))[0, 0]
 
 
 @torch.inference_mode()
@@ -204,15 +223,15 @@ def draft_case(target: Any, block: int, context: int) -> DraftCase:
     shape = (1, config.kv_heads, context + block, config.head_dim)
     like = target.get_input_embeddings().weight
     cache = [KeyValue(*like.new_empty(2, *shape).normal_()) for _ in config.layers]
-    anchor = torch.tensor([[context]], device=like.device)
-    masks = block_masks(config.layers, anchor, block, context)
-    past = [KeyValue(store.keys[:, :, :context], store.values[:, :, :context]) for store in cache]
-    token = torch.ones_like(anchor)
+    return DraftCase(drafter, target, context, cache)
 
-    def run() -> Tensor:
-        return drafter.logits(drafter.blocks(token, anchor, past, masks))[0, 0]
 
-    return DraftCase(drafter, context, cache, run)
+def exact_draft(case: DraftCase) -> Tensor:
+    """Logits of the block in float32, from the same weights, keys and values."""
+    drafter = copy.deepcopy(case.drafter).float()
+    drafter.borrow(Borrowed.of(copy.deepcopy(case.target).float()))
+    cache = [KeyValue(store.keys.float(), store.values.float()) for store in case.cache]
+    return DraftCase(drafter, case.target, case.context, cache).blocks()()
 
 
 def native_draft(case: DraftCase, top: int = 0) -> Prepared:
@@ -235,7 +254,7 @@ def native_draft(case: DraftCase, top: int = 0) -> Prepared:
 
 def _compiled_block(case: DraftCase) -> Prepared:
     torch._dynamo.reset()
-    compiled = torch.compile(case.block, dynamic=False)
+    compiled = torch.compile(case.blocks(), dynamic=False)
     compiled()
     return _graphed(compiled)
 
@@ -243,7 +262,7 @@ def _compiled_block(case: DraftCase) -> Prepared:
 DRAFT_WAYS = (
     StepWay("dflash native", native_draft),
     StepWay(f"dflash native top {TOP}", lambda case: native_draft(case, TOP), _largest),
-    StepWay("torch eager", lambda case: Prepared(case.block)),
-    StepWay("graph of torch operations", lambda case: _graphed(case.block)),
+    StepWay("torch eager", lambda case: Prepared(case.blocks())),
+    StepWay("graph of torch operations", lambda case: _graphed(case.blocks())),
     StepWay("torch.compile in a graph", _compiled_block),
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dflash.bench import step_compare, step_ways
+from dflash.bench.kernels import RedCheck
 from dflash.bench.step_compare import Comparison, StepRow, bytes_of, document, measure_shape
 from dflash.bench.step_shapes import MODELS, SHAPES, make_target
 from dflash.bench.step_ways import draft_case, verify_case
@@ -64,7 +65,41 @@ def test_every_way_to_draft_leaves_the_same_logits(
     case = draft_case(target, 5, 40)
     for way in step_ways.DRAFT_WAYS:
         found = way.build(case).call()
-        torch.testing.assert_close(found, way.part(case.block()), atol=2e-5, rtol=2e-4)
+        torch.testing.assert_close(found, way.part(case.blocks()()), atol=2e-5, rtol=2e-4)
+
+
+def _chained(case: Any) -> Any:
+    """The native step, but of a chain of the same tokens."""
+    tokens = case.tree[0]
+    return step_ways.native_verify(replace(case, tree=(tokens, list(range(-1, len(tokens) - 1)))))
+
+
+def _short(case: Any) -> Any:
+    """The native block, but without the last row of its context."""
+    return step_ways.native_draft(case._replace(context=case.context - 1))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "ways", "wrong"), [(1, "VERIFY_WAYS", _chained), (2, "DRAFT_WAYS", _short)]
+)
+def test_what_is_farther_from_float32_than_rounding_explains_is_refused(
+    shape: int, ways: str, wrong: Any, ours: bool, reference: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_target("smollm2-135m", "cpu", torch.bfloat16, **SMALL)
+    monkeypatch.setattr(step_compare, "time_step", lambda ready, repeats=0: (2.0, 1.0, 3.0))
+    small = SHAPES[shape]._replace(context=40, nodes=5)
+    right = measure_shape(small, target, 4.5, False, lambda line: None)
+    assert all(row.failure is None and 0 < row.error < 2e-2 for row in right)
+    spoilt = step_ways.StepWay("dflash wrong" if ours else "wrong", wrong)
+    monkeypatch.setattr(step_compare, ways, (*getattr(step_ways, ways), spoilt))
+    if ours:
+        with pytest.raises(RedCheck, match="dflash wrong: expected at most .* from float32, found"):
+            measure_shape(small, target, 4.5, False, lambda line: None)
+        return
+    last = measure_shape(small, target, 4.5, False, lambda line: None)[-1]
+    assert (last.failure, last.median_us) == ("wrong output", None)
+    assert last.error > 3 * max(row.error for row in right)
 
 
 def test_every_shape_is_measured_and_a_peer_that_fails_says_so(
