@@ -38,6 +38,13 @@ class Borrowed:
         return self
 
 
+class _Rotary(Qwen3RotaryEmbedding):
+    """Frequencies stay in float32, as they are no weights: rounded ones are off by radians at far rows."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Rotary:
+        return super()._apply(lambda buffer: buffer.to(fn(buffer).device), recurse)
+
+
 class SlotScores(NamedTuple):
     """One slot under given tokens before it: logits over the target's vocabulary (-inf where nothing can be
     drafted), the confidence logit or None, and the Markov state after it.
@@ -67,7 +74,7 @@ class BlockDrafter(nn.Module):
         self.hidden_norm = nn.RMSNorm(width, eps=config.norm_eps)
         self.layers = nn.ModuleList(BlockLayer(config) for _ in config.layers)
         self.norm = nn.RMSNorm(width, eps=config.norm_eps)
-        self.rotary = Qwen3RotaryEmbedding(_rotary_config(config))
+        self.rotary = _Rotary(_rotary_config(config))
         drafted = config.draft_vocabulary or config.vocabulary
         self.embed_tokens = nn.Embedding(config.vocabulary, width) if config.own_embedding else None
         self.lm_head = nn.Linear(width, drafted, bias=False) if config.own_head else None
