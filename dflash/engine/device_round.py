@@ -26,10 +26,11 @@ from dflash.engine.device_record import (
     record_fields,
     record_words,
 )
+from dflash.engine.device_shared import RoundShared
 from dflash.engine.device_views import Moves, RoundViews
-from dflash.engine.lane import Lane
 from dflash.kernels.accept_tree import Accepted, accept_tree
-from dflash.kernels.philox import word_bits
+from dflash.kernels.round_cut import cut_nodes
+from dflash.kernels.round_best import BestScratch, draft_best
 from dflash.kernels.round_confidence import ConfidenceWeights, confidences
 from dflash.kernels.round_draft import DraftColumns, DraftScratch, LowRank, draft_level
 from dflash.kernels.round_finish import round_finish
@@ -39,6 +40,7 @@ from dflash.kernels.round_prints import project_rows, sign_words
 from dflash.kernels.round_rows import RowStores, keep_rows
 from dflash.kernels.round_slots import SlotScratch, target_slots
 from dflash.kernels.round_stamp import stamp
+from dflash.kernels.round_taps import keep_taps
 from dflash.target.native import NativeTrunk
 from dflash.target.native_layers import KeyValue, StepSpace
 from dflash.target.step_graphs import capture
@@ -69,23 +71,38 @@ class DraftPart:
         device = step.layers[0].norm.device
         candidates = drafter.config.draft_vocabulary or drafter.config.vocabulary
         top = draft_top(drafter, plan.store_topk)
-        self.scratch = DraftScratch.make(lanes * tree.branches, candidates, top, device)
+        biased = self.bias is not None
+        self.drawing = DraftScratch.make(lanes * tree.branches, candidates, top, device)
+        self.leading = BestScratch.make(lanes * tree.expanded, candidates, top, biased, device)
         self.confident = self._confidence_weights()
 
     def run(
         self, space: StepSpace, cache: Sequence[KeyValue], lanes: RoundLanes, out: DraftColumns,
-        confidence: Tensor,
+        confidence: Tensor, drawn: bool,
     ) -> None:  # fmt: skip
-        """Draft every lane's tree; confidences go to `[lanes, nodes]`."""
+        """Draft every lane's tree; confidences go to `[lanes, nodes]`.
+
+        Args:
+            space: of the blocks' inputs.
+            cache: of the context.
+            lanes: of the requests.
+            out: where nodes go.
+            confidence: where confidences go.
+            drawn: whether any lane's draft temperature is above 0.
+        """
         way, length = self.step.way, self.tree.length
-        hidden = self.step.run(space, cache).hidden
-        hidden = hidden[:, self.first_slot : self.first_slot + length]
-        logits = self.model.logits(hidden)
-        for depth in range(1, length + 1):
-            draft_level(
-                logits, depth, self.bias, self.law, self.tree, lanes, out, ids=self.ids,
-                scratch=self.scratch, impl=way.impl, pdl=way.pdl,
-            )  # fmt: skip
+        made = self.step.run(space, cache, head=True)
+        if made.hidden is None or made.logits is None:
+            raise RuntimeError("a device round drafts from logits")
+        slots = slice(self.first_slot, self.first_slot + length)
+        hidden, logits = made.hidden[:, slots], made.logits[:, slots]
+        given = (self.bias, self.law, self.tree, lanes, out)
+        shared: dict[str, Any] = {"ids": self.ids, "impl": way.impl, "pdl": way.pdl}
+        forks = 1 if self.tree.branches > 1 else 0
+        for depth in range(1, 1 + (length if drawn else forks)):
+            draft_level(logits, depth, *given, scratch=self.drawing, **shared)
+        if not drawn and length > forks:
+            draft_best(logits, *given, first=forks + 1, scratch=self.leading, **shared)
         if self.confident is not None:
             confidences(
                 hidden, out.tokens, self.confident, self.tree, lanes, confidence, impl=way.impl, pdl=way.pdl
@@ -124,6 +141,7 @@ class DeviceRound:
     Attributes:
         lanes: what the device knows of the requests.
         tree: what every lane drafts.
+        drawn: whether a lane has had a draft temperature above 0, for which there is another graph.
     """
 
     def __init__(
@@ -149,6 +167,7 @@ class DeviceRound:
         self.draft = self._draft_part(count)
         rows, kids = count * (self.tree.nodes + 1), self.tree.branches if self.tree.nodes else 0
         self.slot_scratch = SlotScratch.make(rows, trunk.vocabulary, plan.top, kids, device)
+        self.drawn = False
         self._built: _Built | None = None
 
     def _draft_part(self, lanes: int) -> DraftPart | None:
@@ -156,38 +175,20 @@ class DeviceRound:
             return None
         return DraftPart(self.drafter, self.drafter.native, self.plan, self.tree, lanes)
 
-    def open(self, lane: Lane) -> None:
-        """Let a lane decode on from the newest token of its trunk."""
-        index, request, lanes = lane.index, lane.request, self.lanes
-        temperature = request.sampling.temperature
-        drawn = 0.0 if self.drafter is None else self.drafter.sampling_at(temperature).temperature
-        lanes.lengths[index] = len(lane.trunk) - 1
-        lanes.anchors[index] = lane.trunk[-1]
-        lanes.left[index] = request.max_new_tokens - len(lane.output)
-        lanes.temperatures[index] = temperature
-        lanes.draft_temperatures[index] = drawn
-        for word, bits in enumerate(word_bits(torch.tensor(request.key)).tolist()):
-            lanes.keys[index, word] = bits
-        lanes.live[index] = 1
-
-    def close(self, index: int) -> None:
-        """Let a lane rest."""
-        self.lanes.live[index] = 0
-
     def launch(self, longest: int) -> int:
         """Queue a chain of rounds; returns the ticket of their records.
 
         Args:
             longest: tokens of the longest trunk, as far as the host knows, by one chain at most.
         """
-        built = self._ready(longest)
+        built = self.ready(longest)
         if built.graph is None:
             self._compute(built)
         else:
             built.graph.replay()
         return self.ring.push()
 
-    def _ready(self, longest: int) -> _Built:
+    def ready(self, longest: int) -> _Built:
         """Rounds over caches with room for what this chain and the one before write."""
         ahead = longest + 2 * self.plan.chain * (self.tree.length + 1)
         cache = self.trunk.cache
@@ -197,7 +198,7 @@ class DeviceRound:
         if self.draft is not None and self.drafter is not None:
             context = self.drafter.cache.whole(ahead + self.drafter.config.block_size)
         first = cache.keys[0] if 0 in cache.keys else self.trunk.stores()[0].keys
-        key = (cache.capacity, first.data_ptr(), *(pair.keys.data_ptr() for pair in context[:1]))
+        key = (self.drawn, cache.capacity, first.data_ptr(), *(pair.keys.data_ptr() for pair in context[:1]))
         if self._built is None or self._built.key != key:
             # the graph before may still run on what it holds
             if self.record.is_cuda:
@@ -249,7 +250,7 @@ class DeviceRound:
         round_inputs(lanes, tree, verify, block, mask_token, views.start, time=started, **way)
         if self.draft is not None and built.block is not None:
             columns = views.drafted._replace(rows=verify.tokens)
-            self.draft.run(built.block, built.context, lanes, columns, views.confidence)
+            self.draft.run(built.block, built.context, lanes, columns, views.confidence, self.drawn)
             stamp(times, DRAFTED, **way)
         output = self.trunk.step.run(built.verify, built.cache)
         accepted = self._judge(output.logits, views)
@@ -286,15 +287,20 @@ class DeviceRound:
         if self.signs is not None and views.prints is not None:
             scale = taps.shape[1] ** -0.5
             project_rows(taps, end.rows.flatten(), self.signs, scale, views.prints, **way)
+        if self.draft is None and self.shared.ring is not None:
+            keep_taps(taps, views.start, self.shared.ring, **way)
         if self.draft is None and views.features is None:
             return
         kept = taps.index_select(0, end.rows.flatten())
         if self.draft is not None:
-            rows = self.draft.model.context(kept.to(self.draft.model.fc.weight.dtype))
-            self.draft.step.project(rows, end.positions.flatten(), end.places.flatten(0, 1), built.context)
+            self.draft.step.project(kept, end.positions.flatten(), end.places.flatten(0, 1), built.context)
         if views.features is not None:
             views.features.copy_(kept.view_as(views.features))
 
     def read(self, ticket: int) -> Arrays:
         """Wait for the records of a chain: fields `[chain, ...]`."""
         return self.ring.read(ticket)
+
+    def forget(self, ticket: int) -> None:
+        """Never read the records of a chain."""
+        self.ring.forget(ticket)

@@ -66,6 +66,17 @@ class BlockFamily(Drafter):
         """
         self.native = BlockStep(self.name, self.model, way=way)
 
+    def beside(self, lanes: int, capacity: int) -> BlockFamily:
+        """A drafter of the same weights, with lanes and graphs of its own."""
+        found = BlockFamily(self.name, self.model, self.drawing, self._identity, lanes, capacity)
+        found.native = None if self.native is None else self.native.beside()
+        return found
+
+    def follow(self, other: BlockFamily, lane: int, length: int) -> None:
+        """Make every lane's context the first `length` rows of another drafter's lane."""
+        self.cache.copy_into_each(other.cache, lane, length)
+        self._drafted = None
+
     def open(self, lane: int) -> None:
         """Forget the lane's context."""
         self.cache.reset(lane)

@@ -143,19 +143,22 @@ class BlockDrafter(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[…, draft vocabulary]` of hidden rows, before any head that reads the token before."""
-        logits = self.output_head(hidden)
+        return self.capped(self.output_head(hidden))
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """What the head leaves, scaled and softly capped as the drafter wants it."""
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
         if self.config.softcap is not None:
             logits = torch.tanh(logits / self.config.softcap) * self.config.softcap
         return logits
 
-    def head_weight(self) -> Tensor:
-        """The output head `[draft vocabulary, hidden]`, own or borrowed; one that is a linear layer."""
+    def plain_head(self) -> Tensor | None:
+        """The output head `[draft vocabulary, hidden]`, own or borrowed; None where it is no plain matrix."""
         head = self.lm_head if self.lm_head is not None else self._loan().head
-        if not isinstance(head, nn.Linear) or head.bias is not None:
-            raise RuntimeError("this drafter's head is no plain matrix: ask for logits")
-        return head.weight
+        if not isinstance(head, nn.Linear) or head.bias is not None or type(head.weight.data) is not Tensor:
+            return None
+        return head.weight.data
 
     def slot(self, hidden: Tensor, logits: Tensor, before: Tensor, state: Tensor | None) -> SlotScores:
         """What is drafted at one slot behind given tokens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ from dflash.kernels.block_attention import block_attention
 from dflash.kernels.embed_rows import embed_rows
 from dflash.kernels.lm_head_topk import HeadScores, lm_head_topk
 from dflash.kernels.qkv_rope import Rotary, qkv_rope
-from dflash.kernels.row_norm import Norm
+from dflash.kernels.row_norm import Norm, carried_norm
+from dflash.kernels.row_product import row_product
 from dflash.kernels.tree_attention import tree_attention
 from dflash.target.errors import NativeUnsupported
 from dflash.target.layer_weights import Sizes, layer_weights, rotary_table
@@ -118,6 +120,12 @@ class BlockStep:
         self.rotary = Rotary(*torch.empty(2, 0, config.head_dim // 2))
         self.graphs = StepGraphs(self)
 
+    def beside(self) -> BlockStep:
+        """A step on the same packed weights, with graphs of its own."""
+        found = copy.copy(self)
+        found.graphs = StepGraphs(found)
+        return found
+
     def blocks(self, places: Sequence[Place], cache: Sequence[KeyValue]) -> BlockOutput:
         """Compute one block a lane.
 
@@ -131,32 +139,37 @@ class BlockStep:
 
     @torch.inference_mode()
     def append(self, lane: int, taps: Tensor, start: int, cache: Sequence[KeyValue]) -> None:
-        """Project taps `[m, taps x target hidden]` into every layer's rows start, start + 1, … of a lane.
-
-        The fused rows are made in PyTorch.
-        """
+        """Project taps `[m, taps x target hidden]` into every layer's rows start, start + 1, … of a lane."""
         self.reserve(cache[0].keys.shape[2])
-        rows = self.model.context(taps)
-        positions = torch.arange(start, start + len(rows), dtype=torch.int32, device=rows.device)
+        positions = torch.arange(start, start + len(taps), dtype=torch.int32, device=taps.device)
         places = torch.stack([torch.full_like(positions, lane), positions], 1)
-        self.project(rows, positions, places, cache)
+        self.project(taps, positions, places, cache)
 
-    def project(self, rows: Tensor, positions: Tensor, places: Tensor, cache: Sequence[KeyValue]) -> None:
-        """Write every layer's keys and values of context rows `[m, hidden]`, one launch a layer.
+    def project(self, taps: Tensor, positions: Tensor, places: Tensor, cache: Sequence[KeyValue]) -> None:
+        """Write every layer's keys and values of committed tokens, one launch a layer after one for all.
 
         Args:
-            rows: of `BlockDrafter.context`.
+            taps: `[m, taps x target hidden]`.
             positions: int32 `[m]`.
             places: int32 `[m, 2]`: lane and cache row; lane -1 stores nothing.
             cache: one a layer, for all lanes.
         """
+        rows, norm = self._context(taps.to(self.model.fc.weight.dtype))
         for layer, store in zip(self.layers, cache, strict=True):
             qkv_rope(
-                rows, layer.qkv[self._queries :], None, self.rotary, positions, places, *store,
+                rows, layer.qkv[self._queries :], norm, self.rotary, positions, places, *store,
                 eps=self.sizes.eps, head_norms=layer.head_norms,
                 bias=None if layer.qkv_bias is None else layer.qkv_bias[self._queries :],
                 **self.way._asdict(),
             )  # fmt: skip
+
+    def _context(self, taps: Tensor) -> tuple[Tensor, Norm]:
+        """Fused context rows of taps, and the norm that is still to be applied; None if it is applied."""
+        weight, gain = self.model.fc.weight.data, self.model.hidden_norm.weight.data
+        if type(weight) is not Tensor or weight.dtype != gain.dtype:
+            return self.model.context(taps), None
+        carried = carried_norm(gain, len(taps), taps.shape[1], self.way.mode)
+        return row_product(taps, weight, carry=carried, **self.way._asdict()), carried
 
     def empty_rows(self) -> list[KeyValue]:
         """No rows of each layer, `[1, KV heads, 0, head]`, to make a cache like."""
@@ -179,21 +192,39 @@ class BlockStep:
         return StepSpace(inputs, tail, hidden, work, attention)
 
     @torch.inference_mode()
-    def run(self, space: StepSpace, cache: Sequence[KeyValue]) -> BlockOutput:
-        """Compute the blocks that the space's inputs hold; nothing here waits for the device."""
+    def run(
+        self, space: StepSpace, cache: Sequence[KeyValue], *, head: bool | None = None
+    ) -> BlockOutput:
+        """Compute the blocks that the space's inputs hold; nothing here waits for the device.
+
+        Args:
+            space: of the inputs.
+            cache: one a layer, for all lanes.
+            head: whether the output head is part of it; None as the step was made.
+        """
+        head = self.head if head is None else head
         inputs, lanes = space.inputs, len(space.inputs.lengths)
         norm = self._embed(space)
         rows = Rows(space.hidden, inputs.positions, inputs.places, self.rotary)
         gain = self.model.norm.weight.data
         last = run_layers(
             self.layers, self.sizes, rows, norm, cache, self._attend(space), space.work, self.way,
-            final=gain if self.top else None,
+            final=gain if self.top or head else None,
         )  # fmt: skip
         best = self._best(last) if self.top else None
-        if best is not None and not self.head:
+        if best is not None and not head:
             return BlockOutput(None, None, best)
         hidden = final_norm(last.hidden, gain, self.sizes.eps).view(lanes, -1, last.hidden.shape[1])
-        return BlockOutput(hidden, self.model.logits(hidden) if self.head else None, best)
+        return BlockOutput(hidden, self._logits(last, hidden) if head else None, best)
+
+    def _logits(self, last: LayersOutput, hidden: Tensor) -> Tensor:
+        """Logits `[lanes, block, draft vocabulary]` of all rows."""
+        weight = self.model.plain_head()
+        if weight is None or weight.dtype != last.hidden.dtype:
+            return self.model.logits(hidden)
+        given = {"norm": last.norm, "eps": self.sizes.eps, **self.way._asdict()}
+        logits = row_product(last.hidden, weight, **given)
+        return self.model.capped(logits.view(*hidden.shape[:2], -1))
 
     def _embed(self, space: StepSpace) -> Norm:
         """Fill the space's rows with embeddings; their norm, carried where one launch can make both."""
@@ -210,7 +241,10 @@ class BlockStep:
     def _best(self, last: LayersOutput) -> HeadScores:
         """The best tokens; ids are those of the draft vocabulary, and logits come before any soft cap."""
         given = {"norm": last.norm, "eps": self.sizes.eps, "scale": self.config.logit_scale}
-        return lm_head_topk(last.hidden, self.model.head_weight(), self.top, **given, **self.way._asdict())
+        weight = self.model.plain_head()
+        if weight is None:
+            raise RuntimeError("this drafter's head is no plain matrix: ask for logits")
+        return lm_head_topk(last.hidden, weight, self.top, **given, **self.way._asdict())
 
     def _fill(self, inputs: StepInputs, places: Sequence[Place]) -> None:
         learned = self.model.mask_embedding is not None
