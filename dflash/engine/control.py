@@ -11,13 +11,16 @@ import numpy as np
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
 from dflash.engine.cut import rounds_of, trimmed
 from dflash.engine.lane import Lane
-from dflash.policy.control.base import Load
+from dflash.policy.control.base import Asked, Load
 from dflash.policy.control.controller import Controller, Outcome, frame_of
 from dflash.policy.control.cut import rule_at, survivals, verified
+from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
 from dflash.policy.rule import Rule
 from dflash.policy.shape import Shape
 from dflash.policy.step_time import StepTime
+
+_text = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 
 
 class Turn(NamedTuple):
@@ -30,7 +33,7 @@ class Turn(NamedTuple):
     @property
     def text(self) -> str | None:
         """The `control_state` column."""
-        return None if self.state is None else json.dumps(self.state, sort_keys=True, allow_nan=False)
+        return None if self.state is None else _text(self.state)
 
 
 class Result(NamedTuple):
@@ -58,13 +61,29 @@ class LaneControl:
 
     def turns(self, lanes: Sequence[Lane]) -> list[Turn]:
         """Ask for the next round of these lanes, which share a step."""
-        context = float(np.mean([len(lane.trunk) for lane in lanes]))
-        asked = self._asked = self._controller.ask(_indices(lanes), Load(len(lanes), context))
+        asked = self._asked = self.ask(lanes)
         shapes = zip(asked.length.tolist(), asked.branches.tolist(), asked.t.tolist(), strict=True)
         return [
             Turn(DraftShape(length, branches), self._rule(t), self._state(lane))
             for lane, (length, branches, t) in zip(lanes, shapes, strict=True)
         ]
+
+    def ask(self, lanes: Sequence[Lane]) -> Asked:
+        """Ask for the next round of these lanes, which share a step."""
+        context = float(np.mean([len(lane.trunk) for lane in lanes]))
+        return self._controller.ask(_indices(lanes), Load(len(lanes), context))
+
+    def foresee(self, lanes: Sequence[Lane], steps: int, context: float) -> Asked:
+        """What `ask` will return `steps` steps later, for lanes of this mean context then."""
+        return self._controller.foresee(_indices(lanes), Load(len(lanes), context), steps)
+
+    def texts(self, lanes: Sequence[Lane]) -> list[str]:
+        """The `control_state` of these lanes' next round, once it was asked for."""
+        return [_text(self._controller.facts(lane.index)) for lane in lanes]
+
+    def learn(self, lanes: Sequence[Lane], asked: Asked, accepted: I64, drafted: I64) -> None:
+        """Take in what the rounds of one step came to, see `Outcome`."""
+        self._controller.tell(_indices(lanes), Outcome(accepted, drafted, asked.length))
 
     def admit(
         self, anchors: Sequence[Anchor], proposals: Sequence[Proposal], turns: Sequence[Turn]

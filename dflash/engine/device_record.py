@@ -156,3 +156,7 @@ class RecordRing:
             slot.ready.synchronize()
             return arrays_of(slot.pinned.numpy().copy(), self.fields)
         return arrays_of(self._waiting.pop(ticket).numpy(), self.fields)
+
+    def forget(self, ticket: int) -> None:
+        """Leave records unread."""
+        self._waiting.pop(ticket, None)

@@ -28,10 +28,11 @@ from dflash.engine.device_record import (
 )
 from dflash.engine.device_shared import RoundShared
 from dflash.engine.device_views import Moves, RoundViews
+from dflash.engine.lane import Lane
 from dflash.kernels.accept_tree import Accepted, accept_tree
-from dflash.kernels.round_cut import cut_nodes
 from dflash.kernels.round_best import BestScratch, draft_best
 from dflash.kernels.round_confidence import ConfidenceWeights, confidences
+from dflash.kernels.round_cut import cut_nodes
 from dflash.kernels.round_draft import DraftColumns, DraftScratch, LowRank, draft_level
 from dflash.kernels.round_finish import round_finish
 from dflash.kernels.round_inputs import RowInputs, round_inputs
@@ -79,7 +80,7 @@ class DraftPart:
     def run(
         self, space: StepSpace, cache: Sequence[KeyValue], lanes: RoundLanes, out: DraftColumns,
         confidence: Tensor, drawn: bool,
-    ) -> None:  # fmt: skip
+    ) -> Tensor:  # fmt: skip
         """Draft every lane's tree; confidences go to `[lanes, nodes]`.
 
         Args:
@@ -89,6 +90,9 @@ class DraftPart:
             out: where nodes go.
             confidence: where confidences go.
             drawn: whether any lane's draft temperature is above 0.
+
+        Returns:
+            Logits `[lanes, length, draft vocabulary]`, without any bias by the token before.
         """
         way, length = self.step.way, self.tree.length
         made = self.step.run(space, cache, head=True)
@@ -107,6 +111,7 @@ class DraftPart:
             confidences(
                 hidden, out.tokens, self.confident, self.tree, lanes, confidence, impl=way.impl, pdl=way.pdl
             )
+        return logits
 
     def _confidence_weights(self) -> ConfidenceWeights | None:
         head, markov = self.model.confidence_head, self.model.markov_head
@@ -139,18 +144,24 @@ class DeviceRound:
     its last token.
 
     Attributes:
-        lanes: what the device knows of the requests.
+        shared: what the device knows of the requests, whatever the tree.
         tree: what every lane drafts.
         drawn: whether a lane has had a draft temperature above 0, for which there is another graph.
     """
 
     def __init__(
-        self, trunk: NativeTrunk, drafter: BlockFamily | None, plan: RoundPlan, eos: Sequence[int]
+        self,
+        trunk: NativeTrunk,
+        drafter: BlockFamily | None,
+        plan: RoundPlan,
+        eos: Sequence[int],
+        shared: RoundShared | None = None,
     ) -> None:
         self.trunk, self.drafter, self.plan = trunk, drafter, plan
         self.way = trunk.step.way
         count, device = trunk.cache.lanes, trunk.device
-        self.lanes = RoundLanes.make(count, device)
+        self.shared = shared or RoundShared.make(count, device)
+        self.lanes = self.shared.lanes
         self.tree = RoundTree.make(plan.shape.length, plan.shape.branches, count, device)
         self.eos = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
         self.width = trunk.padded(self.tree.nodes + 1)
@@ -174,6 +185,19 @@ class DeviceRound:
         if self.drafter is None or not self.tree.nodes or self.drafter.native is None:
             return None
         return DraftPart(self.drafter, self.drafter.native, self.plan, self.tree, lanes)
+
+    def open(self, lane: Lane) -> None:
+        """Let a lane decode on from the newest token of its trunk."""
+        self.shared.hold([lane], self.heat)
+        self.drawn = self.drawn or self.heat(lane.request.sampling.temperature) > 0
+
+    def heat(self, temperature: float) -> float:
+        """The drafter's temperature in requests of this target temperature."""
+        return 0.0 if self.drafter is None else self.drafter.sampling_at(temperature).temperature
+
+    def close(self, index: int) -> None:
+        """Let a lane rest."""
+        self.shared.rest(index)
 
     def launch(self, longest: int) -> int:
         """Queue a chain of rounds; returns the ticket of their records.
@@ -251,6 +275,8 @@ class DeviceRound:
         if self.draft is not None and built.block is not None:
             columns = views.drafted._replace(rows=verify.tokens)
             self.draft.run(built.block, built.context, lanes, columns, views.confidence, self.drawn)
+            if self.shared.limits is not None:
+                cut_nodes(columns.tokens, self.shared.limits, tree, **way)
             stamp(times, DRAFTED, **way)
         output = self.trunk.step.run(built.verify, built.cache)
         accepted = self._judge(output.logits, views)

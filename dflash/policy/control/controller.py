@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,22 @@ class Controller:
     def ask(self, who: I64, load: Load) -> Asked:
         """Return what the next round of each of these requests is to be."""
         return self.scheduler.ask(self._scopes(who), load)
+
+    def foresee(self, who: I64, load: Load, steps: int) -> Asked:
+        """Return what `ask` will return after so many further steps, as far as that is decided by now.
+
+        It is where `steps` is no more than the control's delay and `load` comes true.
+        """
+        held = self.scheduler.state
+        self.scheduler.state = {name: column.copy() for name, column in held.items()}
+        try:
+            known = max(0, len(self._late) + steps - self.control.delay)
+            for scopes, seen in islice(self._late, known):
+                if len(scopes):
+                    self.scheduler.learn(scopes, seen)
+            return self.ask(who, load)
+        finally:
+            self.scheduler.state = held
 
     def tell(self, who: I64, outcome: Outcome) -> None:
         """Take in one step's rounds, at most one a request."""
