@@ -12,6 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from dflash.kernels import (
+    round_best_triton,
     round_confidence_triton,
     round_draft_triton,
     round_finish_triton,
@@ -22,6 +23,7 @@ from dflash.kernels import (
     round_stamp_triton,
 )
 from dflash.kernels.accept_tree import Accepted
+from dflash.kernels.round_best import BestScratch
 from dflash.kernels.round_confidence import ConfidenceWeights
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, DraftScratch, LowRank
 from dflash.kernels.round_finish import RoundEnd
@@ -34,6 +36,7 @@ from tests.kernels.ahead_of_time import Recorder, print_compiled
 KERNELS = {
     round_slots_triton: ("judge_tiles", "merge_slots"),
     round_draft_triton: ("draft_tiles", "draft_draw"),
+    round_best_triton: ("lead_tiles", "kept_tiles", "keep_best"),
     round_inputs_triton: ("place_lane",),
     round_finish_triton: ("finish_lane",),
     round_confidence_triton: ("confidence_node",),
@@ -85,20 +88,38 @@ def slots(tree: RoundTree, lanes: RoundLanes, vocabulary: int) -> list[object]:
     return compiled(round_slots_triton, lambda: round_slots_triton.launch_slots(*arguments))
 
 
-def level(
-    tree: RoundTree, lanes: RoundLanes, vocabulary: int, depth: int, law: DraftLaw, mapped: bool = False
-) -> list[object]:
-    count, n, e = len(lanes.live), tree.nodes, tree.expanded
-    out = DraftColumns(
+def columns(tree: RoundTree, count: int) -> DraftColumns:
+    n, e = tree.nodes, tree.expanded
+    return DraftColumns(
         ints(count, n), ints(count, n), *(torch.zeros(count, n) for _ in range(3)), torch.zeros(count, e),
         ints(count, e, 16), torch.zeros(count, e, 16), ints(count, n + 1),
     )  # fmt: skip
+
+
+def biased(tree: RoundTree, count: int, vocabulary: int) -> tuple[torch.Tensor, LowRank]:
     logits = torch.empty((count, tree.length, vocabulary), dtype=torch.bfloat16)
-    bias = LowRank(logits.new_empty(vocabulary, 8), logits.new_empty(vocabulary, 8))
+    return logits, LowRank(logits.new_empty(vocabulary, 8), logits.new_empty(vocabulary, 8))
+
+
+def level(
+    tree: RoundTree, lanes: RoundLanes, vocabulary: int, depth: int, law: DraftLaw, mapped: bool = False
+) -> list[object]:
+    count = len(lanes.live)
+    logits, bias = biased(tree, count, vocabulary)
     scratch = DraftScratch.make(count * tree.branches, vocabulary, 16, torch.device("cpu"))
     ids = ints(vocabulary) if mapped else None
-    arguments = (logits, depth, bias, law, tree, lanes, out, ids, scratch, True)
+    arguments = (logits, depth, bias, law, tree, lanes, columns(tree, count), ids, scratch, True)
     return compiled(round_draft_triton, lambda: round_draft_triton.launch_level(*arguments))
+
+
+def levels(tree: RoundTree, lanes: RoundLanes, vocabulary: int, first: int, alone: bool) -> list[object]:
+    count = len(lanes.live)
+    logits, bias = biased(tree, count, vocabulary)
+    scratch = BestScratch.make(count * tree.expanded, vocabulary, 16, not alone, torch.device("cpu"))
+    ids = ints(vocabulary) if first == 2 else None
+    given = None if alone else bias
+    arguments = (logits, given, DraftLaw(8), tree, lanes, columns(tree, count), ids, first, scratch, True)
+    return compiled(round_best_triton, lambda: round_best_triton.launch_best(*arguments))
 
 
 def course(tree: RoundTree, lanes: RoundLanes) -> list[object]:
@@ -144,6 +165,9 @@ def configurations() -> dict[str, list[object]]:
         "level 1": level(chain, lanes, 49152, 1, DraftLaw(8)),
         "level 2 of a tree": level(tree, lanes, 128256, 2, DraftLaw(8, 0.9), mapped=True),
         "level 1 of a tree": level(tree, lanes, 49152, 1, DraftLaw(0)),
+        "levels": levels(chain, lanes, 49152, 1, alone=False),
+        "levels alone": levels(chain, lanes, 49152, 1, alone=True),
+        "levels of a tree": levels(tree, lanes, 128256, 2, alone=False),
         "course": course(tree, lanes),
     }
 

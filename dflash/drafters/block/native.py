@@ -192,9 +192,7 @@ class BlockStep:
         return StepSpace(inputs, tail, hidden, work, attention)
 
     @torch.inference_mode()
-    def run(
-        self, space: StepSpace, cache: Sequence[KeyValue], *, head: bool | None = None
-    ) -> BlockOutput:
+    def run(self, space: StepSpace, cache: Sequence[KeyValue], *, head: bool | None = None) -> BlockOutput:
         """Compute the blocks that the space's inputs hold; nothing here waits for the device.
 
         Args:
