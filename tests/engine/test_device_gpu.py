@@ -15,6 +15,7 @@ import torch
 from dflash.cli.main import run as run_command
 from dflash.engine.device_engine import DeviceEngine
 from dflash.engine.prompts import text_prompt, with_ids
+from dflash.kernels.round_best import draft_best
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, LowRank, draft_level
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_rows import RowStores, keep_rows
@@ -178,11 +179,7 @@ def test_slots_and_levels_are_those_of_pytorch(shape: tuple[int, int], vocabular
     logits = (3 * torch.randn((lanes, tree.nodes + 1, vocabulary), generator=g, device="cuda")).bfloat16()
     drafted = []
     for impl in ("triton", "reference"):
-        ints = room(lanes, tree.nodes, dtype=torch.int32), room(lanes, tree.nodes, dtype=torch.int32)
-        seen = room(lanes, tree.expanded), room(lanes, tree.expanded, 16, dtype=torch.int32)
-        floats = [room(lanes, tree.nodes) for _ in range(3)]
-        rows = room(lanes, tree.nodes + 1, dtype=torch.int32)
-        out = DraftColumns(*ints, *floats, *seen, room(lanes, tree.expanded, 16), rows)
+        out = draft_columns(tree, lanes)
         bias = LowRank(logits[0, 0, : 8 * 1000].view(1000, 8).repeat(150, 1)[:vocabulary].contiguous(),
                        logits[0, 0].view(-1, 1).repeat(1, 8).contiguous() * 0.01)  # fmt: skip
         for depth in range(1, tree.length + 1):
@@ -217,3 +214,32 @@ def test_rows_move_as_in_pytorch() -> None:
         keep_rows(RowStores.of(stores), path, lengths, kept=3, impl=impl)
         moved.append(torch.stack(stores))
     assert torch.equal(*moved)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(7, 1), (4, 4)])
+def test_levels_at_once_are_those_of_pytorch(shape: tuple[int, int], biased: bool) -> None:
+    g = torch.Generator(device="cuda").manual_seed(sum(shape))
+    lanes, vocabulary, tree = 3, 49152, RoundTree.make(*shape, 3, "cuda")
+    state = lanes_of(lanes)
+    state.draft_temperatures.zero_()
+    logits = (3 * torch.randn((lanes, 8, vocabulary), generator=g, device="cuda")).bfloat16()[:, 1:]
+    table = torch.randn((2, vocabulary, 8), generator=g, device="cuda").bfloat16()
+    bias = LowRank(*table) if biased else None
+    first, drafted = 1 if tree.branches == 1 else 2, []
+    for impl in ("triton", "reference"):
+        out = draft_columns(tree, lanes)
+        if first == 2:
+            draft_level(logits, 1, bias, DraftLaw(8), tree, state, out, impl=impl)
+        draft_best(logits, bias, DraftLaw(8), tree, state, out, first=first, impl=impl)
+        drafted.append(out)
+    for mine, theirs in zip(*drafted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=1e-4, equal_nan=True)
+
+
+def draft_columns(tree: RoundTree, lanes: int) -> DraftColumns:
+    ints = room(lanes, tree.nodes, dtype=torch.int32), room(lanes, tree.nodes, dtype=torch.int32)
+    seen = room(lanes, tree.expanded), room(lanes, tree.expanded, 16, dtype=torch.int32)
+    floats = [room(lanes, tree.nodes) for _ in range(3)]
+    rows = room(lanes, tree.nodes + 1, dtype=torch.int32)
+    return DraftColumns(*ints, *floats, *seen, room(lanes, tree.expanded, 16), rows)
