@@ -8,11 +8,11 @@ from torch import Tensor
 
 from dflash.kernels.round_best import BLOCK, BestScratch
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, LowRank
-from dflash.kernels.round_draft_triton import add_bias, leave_sums, see_slot
+from dflash.kernels.round_draft_triton import add_bias, candidates, leave_sums, store_lse
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_slots import BLOCK as KEPT_BLOCK
 from dflash.kernels.round_slots import power, row_stride
-from dflash.kernels.round_slots_triton import leave_top, merged_top
+from dflash.kernels.round_slots_triton import leave_top
 from dflash.kernels.sort_keys import (
     NO_KEY,
     NO_ORDER,
@@ -151,20 +151,18 @@ def keep_best(
     TILES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, DEPTHS: tl.constexpr,
     MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Join the tiles of one slot and store the node under it; grid (lanes x slots)."""
+    """Join the tiles of one slot and store the node under it; grid (lanes x slots, 2), the sum beside."""
     row = tl.program_id(0)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     lane, depth, inner = _depth_of(row, slots, first, branches)
     slot = lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
-    keys = merged_top(PartKeys, slot, tiles, TILES, TOP)
+    if tl.program_id(1) == 1:
+        store_lse(Lse, PartSums, slot, slot, rows_all, tiles, TILES)
+        return
+    value, token = candidates(PartKeys, Map, Ids, Values, slot, slot, tiles, top, TILES, TOP, MAPPED)
     place = tl.arange(0, TOP)
-    value, token = value_of(order_of_key(keys)), id_of_key(keys)
-    value = tl.where(keys == NO_KEY, -float("inf"), value)
-    if MAPPED:
-        token = tl.load(Map + token, mask=keys != NO_KEY, other=TOP_ID)
-    see_slot(Lse, Ids, Values, PartSums, slot, slot, rows_all, tiles, top, token, value, place, TILES)
     rooted = _rooted(
         PartKeys, Before, lane, depth, inner, first, expanded, branches, before_apart, before_at, tiles, TOP,
         TILES, DEPTHS,
@@ -214,7 +212,7 @@ def launch_best(
         slots, first, tree.expanded, branches, vocabulary, rows_all,
         BLOCK_V=KEPT_BLOCK, BIASED=bias is not None, num_warps=4, **shared,
     )  # fmt: skip
-    keep_best[(count * slots,)](
+    keep_best[(count * slots, 2)](
         *scratch.parts, mapped, before, *out,
         slots, first, tree.nodes, tree.expanded, branches, out.rows.shape[1], *hangs, tiles, top, rows_all,
         TILES=power(tiles), WIDTH=law.top_k or top, DEPTHS=power(tree.length + 1), MAPPED=ids is not None,

@@ -11,7 +11,7 @@ from dflash.kernels.race_noise import log_exponential, words_of_ids
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, DraftScratch, LowRank
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_slots import BLOCK, power, row_stride
-from dflash.kernels.round_slots_triton import leave_top, merged_top
+from dflash.kernels.round_slots_triton import highest_of, leave_top, merged_top
 from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, id_of_key, order_of_key, ordered, value_of
 
 
@@ -98,20 +98,33 @@ def _conditional(log_q, turn, COUNT: tl.constexpr):
 
 
 @triton.jit
-def see_slot(
-    Lse, Ids, Values, PartSums, slot, row, rows_all, tiles, top, token, value, place, TILES: tl.constexpr
-):
-    """Store what the drafter saw at a slot."""
+def store_lse(Lse, PartSums, slot, row, rows_all, tiles, TILES: tl.constexpr):
+    """The log-sum-exp of a row's tiles."""
     tile = tl.arange(0, TILES)
     m = tl.load(PartSums + row * tiles + tile, mask=tile < tiles, other=-float("inf"))
     mass = tl.load(PartSums + (rows_all + row) * tiles + tile, mask=tile < tiles, other=0.0)
-    highest = finite(tl.max(value, 0))
+    highest = finite(highest_of(PartSums, row, tiles, TILES))
     some = m != -float("inf")
     total = tl.sum(tl.where(some, mass * tl.exp(tl.where(some, finite(m) - highest, 0.0)), 0.0), 0)
     lse = highest + tl.log(tl.where(total == 0.0, 1.0, total))
     tl.store(Lse + slot, tl.where(total == 0.0, -float("inf"), lse))
+
+
+@triton.jit
+def candidates(
+    PartKeys, Map, Ids, Values, slot, row, tiles, top,
+    TILES: tl.constexpr, TOP: tl.constexpr, MAPPED: tl.constexpr,
+):  # fmt: skip
+    """Logits and tokens of a row's best candidates, best first, as the drafter sees and stores them."""
+    keys = merged_top(PartKeys, row, tiles, TILES, TOP)
+    value, token = value_of(order_of_key(keys)), id_of_key(keys)
+    value = tl.where(keys == NO_KEY, -float("inf"), value)
+    if MAPPED:
+        token = tl.load(Map + token, mask=keys != NO_KEY, other=TOP_ID)
+    place = tl.arange(0, TOP)
     tl.store(Ids + slot * top + place, token, mask=place < top)
     tl.store(Values + slot * top + place, value, mask=place < top)
+    return value, token
 
 
 @triton.jit(
@@ -127,20 +140,18 @@ def draft_draw(
     TILES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr,
     CUT: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Join the tiles of one row and draw the nodes that hang on it; grid (rows)."""
+    """Join the tiles of one row and draw the nodes that hang on it; grid (rows, 2), the sum beside."""
     row = tl.program_id(0)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     lane, inner = row // per, row % per
-    keys = merged_top(PartKeys, row, tiles, TILES, TOP)
-    place = tl.arange(0, TOP)
-    value, token = value_of(order_of_key(keys)), id_of_key(keys)
-    value = tl.where(keys == NO_KEY, -float("inf"), value)
-    if MAPPED:
-        token = tl.load(Map + token, mask=keys != NO_KEY, other=TOP_ID)
     slot = lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
-    see_slot(Lse, Ids, Values, PartSums, slot, row, tl.num_programs(0), tiles, top, token, value, place, TILES)
+    if tl.program_id(1) == 1:
+        store_lse(Lse, PartSums, slot, row, tl.num_programs(0), tiles, TILES)
+        return
+    value, token = candidates(PartKeys, Map, Ids, Values, slot, row, tiles, top, TILES, TOP, MAPPED)
+    place = tl.arange(0, TOP)
     temperature = tl.load(Temperatures + lane)
     drawn = temperature > 0
     divisor = tl.where(drawn, temperature, 1.0).to(tl.float64)
@@ -190,7 +201,7 @@ def launch_level(
         logits.stride(0), row_stride(logits), per, depth - 1, *hangs, logits.shape[2], rank,
         BLOCK_V=BLOCK, RANK=power(rank) if rank else 0, num_warps=8 if rank else 4, **shared,
     )  # fmt: skip
-    draft_draw[(rows,)](
+    draft_draw[(rows, 2)](
         *scratch, before if ids is None else ids, before, lanes.draft_temperatures, lanes.keys, lanes.lengths,
         *out, per, depth, tree.nodes, tree.expanded, tree.branches, out.rows.shape[1], *hangs, tiles, top,
         law.top_p,

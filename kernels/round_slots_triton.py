@@ -25,10 +25,25 @@ from dflash.kernels.sort_keys import (
 
 
 @triton.jit
+def _largest(keys, TOP: tl.constexpr, CELL: tl.constexpr):
+    """The largest keys [TOP], best first; each is in one of the `TOP` cells with the largest keys."""
+    N: tl.constexpr = keys.shape[0]
+    if TOP * CELL * 2 > N:
+        return tl.topk(keys, TOP)
+    cells = tl.topk(tl.max(tl.reshape(keys, [N // CELL, CELL]), 1), TOP)
+    # tiles begin at multiples of their size
+    at = (id_of_key(cells) % N // CELL * CELL)[:, None] + tl.arange(0, CELL)[None, :]
+    found = tl.gather(keys, tl.reshape(at, [TOP * CELL]), 0)
+    there = tl.broadcast_to((cells != NO_KEY)[:, None], [TOP, CELL])
+    return tl.topk(tl.where(tl.reshape(there, [TOP * CELL]), found, NO_KEY), TOP)
+
+
+@triton.jit
 def leave_top(PartKeys, at, order, ids, TOP: tl.constexpr):
-    """Leave a tile's largest keys, best first."""
-    keys = tl.where(order == NO_ORDER, NO_KEY, key_of(order, ids))
-    tl.store(PartKeys + at * TOP + tl.arange(0, TOP), tl.topk(keys, TOP))
+    """Leave a tile's largest keys, best first, and return them."""
+    best = _largest(tl.where(order == NO_ORDER, NO_KEY, key_of(order, ids)), TOP, 4)
+    tl.store(PartKeys + at * TOP + tl.arange(0, TOP), best)
+    return best
 
 
 @triton.jit
@@ -43,7 +58,7 @@ def _leave_pick(PartPicks, PartLogits, at, order, logits, ids):
 
 @triton.jit
 def _leave_picks(
-    PartPicks, PartLogits, Keys, at, logits, tempered, drawn, position, lane, start, ids, vocabulary,
+    PartPicks, PartLogits, Keys, at, logits, tempered, position, lane, start, ids, vocabulary,
     BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Leave the two tokens of a tile that are ahead in the race, by noise that is good enough for that."""
@@ -51,7 +66,7 @@ def _leave_picks(
     k0 = tl.load(Keys + 2 * lane).to(tl.uint32, bitcast=True)
     k1 = tl.load(Keys + 2 * lane + 1).to(tl.uint32, bitcast=True)
     words = words_of_tile(start, zero + position, zero, zero, zero + k0, zero + k1, BLOCK_V, 1)
-    noise = tl.where(drawn, near_log_exponential(tl.reshape(words, [BLOCK_V])), 0.0)
+    noise = near_log_exponential(tl.reshape(words, [BLOCK_V]))
     order = tl.where(ids < vocabulary, ordered(logits * tempered - noise), NO_ORDER)
     first = _leave_pick(PartPicks, PartLogits, 2 * at, order, logits, ids)
     order = tl.where(ids == first, NO_ORDER, order)
@@ -93,12 +108,17 @@ def judge_tiles(
         token = tl.load(Tokens + lane * nodes + child, mask=child >= 0, other=-1)
         limit = tl.load(base + token, mask=token >= 0, other=float("inf")).to(tl.float32)
         tl.store(PartMass + kid * apart + at, tl.sum(tl.where(logits > limit, mass, 0.0), 0))
-    leave_top(PartKeys, at, order, ids, TOP)
-    position = (tl.load(Lengths + lane) + 1 + tl.load(Depths + slot)).to(tl.uint32, bitcast=True)
-    _leave_picks(
-        PartPicks, PartLogits, Keys, at, logits, tempered, temperature > 0, position, lane, start, ids,
-        vocabulary, BLOCK_V,
-    )  # fmt: skip
+    best = leave_top(PartKeys, at, order, ids, TOP)
+    if temperature > 0:
+        position = (tl.load(Lengths + lane) + 1 + tl.load(Depths + slot)).to(tl.uint32, bitcast=True)
+        _leave_picks(
+            PartPicks, PartLogits, Keys, at, logits, tempered, position, lane, start, ids, vocabulary, BLOCK_V
+        )  # fmt: skip
+    else:
+        place = tl.arange(0, TOP)
+        tl.store(PartPicks + 2 * at + place, best, mask=place < 2)
+        logit = tl.where(best == NO_KEY, 0.0, value_of(order_of_key(best)))
+        tl.store(PartLogits + 2 * at + place, logit, mask=place < 2)
 
 
 @triton.jit
@@ -117,6 +137,14 @@ def _store_nodes(
         mass = tl.minimum(tl.sum(part * fade, 0) / total, 1.0)
         tl.store(NodeLogit + lane * nodes + child, logit, mask=child >= 0)
         tl.store(NodeMass + lane * nodes + child, tl.where(token >= 0, mass, float("nan")), mask=child >= 0)
+
+
+@triton.jit
+def highest_of(PartSums, row, tiles, TILES: tl.constexpr):
+    """The largest logit of a row, NaN if there is one."""
+    tile = tl.arange(0, TILES)
+    m = tl.load(PartSums + row * tiles + tile, mask=tile < tiles, other=-float("inf"))
+    return value_of(tl.max(tl.where(tile < tiles, ordered(m), NO_ORDER), 0))
 
 
 @triton.jit
@@ -162,40 +190,44 @@ def merge_slots(
     TILES: tl.constexpr, TOP: tl.constexpr, KIDS: tl.constexpr, ASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Join the tiles of one row; grid (rows)."""
-    row = tl.program_id(0)
+    """A part of what the tiles of one row come to; grid (rows, 3), parts beside each other."""
+    row, part = tl.program_id(0), tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     lane, slot = row // slots, row % slots
-    best = merged_top(PartKeys, row, tiles, TILES, TOP)
-    place = tl.arange(0, TOP)
-    tl.store(Ids + row * top + place, id_of_key(best), mask=place < top)
-    tl.store(Values + row * top + place, value_of(order_of_key(best)), mask=place < top)
-    highest = value_of(order_of_key(tl.max(best, 0)))
-    temperature = tl.load(Temperatures + lane)
-    fade, total = _store_sums(
-        PartSums, Lse, LseP, Entropy, row, rows_all, tiles, highest, temperature, TILES
-    )  # fmt: skip
     base = Logits + (lane * rows_in + slot).to(tl.int64) * stride
-    _store_nodes(
-        base, Tokens, Children, PartMass, NodeLogit, NodeMass, row, lane, slot, nodes, rows_all, tiles,
-        fade, total, TILES, KIDS,
-    )  # fmt: skip
-    if ASKED > 0:
-        j = tl.arange(0, ASKED)
-        at, wanted = (lane * expanded + slot) * asked + j, (j < asked) & (slot < expanded)
-        token = tl.load(Asked + at, mask=wanted, other=0)
-        tl.store(Found + at, tl.load(base + token).to(tl.float32), mask=wanted)
-    position = (tl.load(Lengths + lane) + 1 + tl.load(Depths + slot)).to(tl.uint32, bitcast=True)
-    zero = (position * 0).to(tl.uint32)
-    k0 = tl.load(Keys + 2 * lane).to(tl.uint32, bitcast=True)
-    k1 = tl.load(Keys + 2 * lane + 1).to(tl.uint32, bitcast=True)
-    drawn = temperature > 0
-    store_choice(
-        PartPicks, PartLogits, Choice, ChoiceLogit, Gap, Ids, row, tiles, highest,
-        tl.where(drawn, temperature, 1.0), drawn, (position, zero, zero, k0, k1), 2 * TILES, False,
-    )  # fmt: skip
+    temperature = tl.load(Temperatures + lane)
+    if part == 0:
+        position = (tl.load(Lengths + lane) + 1 + tl.load(Depths + slot)).to(tl.uint32, bitcast=True)
+        zero = (position * 0).to(tl.uint32)
+        k0 = tl.load(Keys + 2 * lane).to(tl.uint32, bitcast=True)
+        k1 = tl.load(Keys + 2 * lane + 1).to(tl.uint32, bitcast=True)
+        drawn = temperature > 0
+        store_choice(
+            PartPicks, PartLogits, Choice, ChoiceLogit, Gap, Ids, row, tiles,
+            highest_of(PartSums, row, tiles, TILES), tl.where(drawn, temperature, 1.0), drawn,
+            (position, zero, zero, k0, k1), 2 * TILES, False,
+        )  # fmt: skip
+    elif part == 1:
+        best = merged_top(PartKeys, row, tiles, TILES, TOP)
+        place = tl.arange(0, TOP)
+        tl.store(Ids + row * top + place, id_of_key(best), mask=place < top)
+        tl.store(Values + row * top + place, value_of(order_of_key(best)), mask=place < top)
+    else:
+        fade, total = _store_sums(
+            PartSums, Lse, LseP, Entropy, row, rows_all, tiles, highest_of(PartSums, row, tiles, TILES),
+            temperature, TILES,
+        )  # fmt: skip
+        _store_nodes(
+            base, Tokens, Children, PartMass, NodeLogit, NodeMass, row, lane, slot, nodes, rows_all, tiles,
+            fade, total, TILES, KIDS,
+        )  # fmt: skip
+        if ASKED > 0:
+            j = tl.arange(0, ASKED)
+            at, wanted = (lane * expanded + slot) * asked + j, (j < asked) & (slot < expanded)
+            token = tl.load(Asked + at, mask=wanted, other=0)
+            tl.store(Found + at, tl.load(base + token).to(tl.float32), mask=wanted)
 
 
 def launch_slots(
@@ -212,7 +244,7 @@ def launch_slots(
         row_stride(logits), slots, logits.shape[1], tree.nodes, logits.shape[2], rows,
         BLOCK_V=BLOCK, num_warps=4, **shared,
     )  # fmt: skip
-    merge_slots[(rows,)](
+    merge_slots[(rows, 3)](
         logits, tokens, asked, tree.depths, tree.children, *of_lanes, *scratch, *out,
         row_stride(logits), slots, logits.shape[1], tree.nodes, rows, tiles, top, tree.expanded, wanted,
         TILES=power(tiles), ASKED=power(wanted) if asked.numel() else 0,
