@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from dflash.drafters.base import DraftShape
 from dflash.drafters.block.drafter import BlockFamily
+from dflash.engine.device_adaptive import AdaptiveEngine
 from dflash.engine.device_engine import DeviceEngine
+from dflash.engine.device_ladder import RoundLadder
 from dflash.engine.device_plan import reasons_for_the_host, round_plan
 from dflash.engine.device_round import DeviceRound
 from dflash.engine.loop import Engine
@@ -36,7 +39,7 @@ def choose_engine(parts: Sequence[Any], settings: RecordSettings) -> Chosen:
     if settings.rounds == "host" or (settings.rounds == "auto" and settings.target_impl == "generic"):
         return Chosen(Engine(*parts), None)
     _, trunk, drafter, _, context, _, features, _ = parts
-    shape, policy = settings.live_shape, settings.policy
+    shape, policy = largest_live(settings), settings.policy
     reasons = reasons_for_the_host(
         trunk, drafter, policy, context, settings.defaults.sampling, shape, settings.store_topk
     )
@@ -45,7 +48,19 @@ def choose_engine(parts: Sequence[Any], settings: RecordSettings) -> Chosen:
     if reasons or not isinstance(trunk, NativeTrunk):
         return Chosen(Engine(*parts), f"rounds go through the host: {'; '.join(reasons)}")
     plan = round_plan(policy, drafter, shape, settings.store_topk, features)
-    plan = replace(plan, chain=settings.chain or plan.chain)
     drafts = drafter if isinstance(drafter, BlockFamily) and plan.shape.length else None
+    if policy.control.adaptive:
+        ladder = RoundLadder(trunk, drafts, replace(plan, chain=1), sorted(parts[0].eos))
+        return Chosen(AdaptiveEngine(*parts, ladder=ladder), None)
+    plan = replace(plan, chain=settings.chain or plan.chain)
     rounds = DeviceRound(trunk, drafts, plan, sorted(parts[0].eos))
     return Chosen(DeviceEngine(*parts, rounds=rounds), None)
+
+
+def largest_live(settings: RecordSettings) -> DraftShape:
+    """The largest tree that a live round of the policy may draft."""
+    shape, varies = settings.live_shape, settings.policy.control.varies
+    return DraftShape(
+        settings.length if "length" in varies else shape.length,
+        settings.branches * len(settings.parts) if "branches" in varies else shape.branches,
+    )

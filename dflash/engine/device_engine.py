@@ -60,6 +60,10 @@ class DeviceEngine(Engine):
 
     def _prefill(self, lane: Lane, sink: Sink) -> None:
         super()._prefill(lane, sink)
+        self._hold(lane)
+
+    def _hold(self, lane: Lane) -> None:
+        """Tell the device of a lane whose prompt is read."""
         if not lane.done:
             self.rounds.open(lane)
 

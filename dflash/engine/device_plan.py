@@ -93,6 +93,7 @@ def reasons_for_the_host(
         *_of_the_target(trunk, sampling, store_topk),
         *_of_the_policy(policy, context),
         *_of_the_drafter(drafter, shape, store_topk),
+        *_of_narrower_trees(drafter, policy, shape, store_topk),
     ]
 
 
@@ -109,8 +110,10 @@ def _of_the_policy(policy: Policy, context: RuleContext) -> Iterator[str]:
     rule, control = policy.rule, policy.control
     if rule.name not in RULES or rule.draws_residuals(context):
         yield f"the rule {rule.name} does more than compare drafts with choices"
-    if control.adaptive or control.columns:
-        yield f"the control {control.name} changes the shape from round to round"
+    if control.columns:
+        yield f"the control {control.name} cuts trees after they are drafted"
+    if control.moves_threshold:
+        yield f"the control {control.name} moves the rule's threshold"
     if not policy.shape.after_drafting.whole:
         yield "the policy cuts trees after they are drafted"
 
@@ -133,6 +136,18 @@ def _of_the_drafter(drafter: Drafter, shape: DraftShape, store_topk: int) -> Ite
     if draft_top(drafter, store_topk) > MAX_TOP:
         yield f"more than {MAX_TOP} draft logits a slot are stored"
     yield from _of_the_heads(drafter)
+
+
+def _of_narrower_trees(
+    drafter: Drafter, policy: Policy, shape: DraftShape, store_topk: int
+) -> Iterator[str]:
+    """A node's lead over the first sibling that is cut is only known if all siblings lead over another."""
+    if "branches" not in policy.control.varies or shape.branches == 1 or not isinstance(drafter, BlockFamily):
+        return
+    sampling = drafter.drawing.sampling
+    candidates = sampling.top_k or draft_top(drafter, store_topk)
+    if shape.branches >= candidates or sampling.top_p < 1.0:
+        yield f"the control {policy.control.name} changes the branches, which may be all that can be drafted"
 
 
 def _of_the_heads(drafter: BlockFamily) -> Iterator[str]:

@@ -306,7 +306,7 @@ class DeviceRound:
     def _commit(self, built: _Built, views: RoundViews, taps: Tensor | None) -> None:
         """Move accepted rows to the trunk's end; give their hidden states to the drafter and the record."""
         end, way = views.end, {"impl": self.way.impl, "pdl": self.way.pdl}
-        if self.tree.branches > 1:
+        if self.tree.branches > 1 and self.tree.nodes:
             keep_rows(built.stores, end.path, views.start.lengths, kept=self.tree.length, **way)
         if taps is None:
             return

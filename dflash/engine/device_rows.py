@@ -35,6 +35,12 @@ class Place(NamedTuple):
     lane: int
 
 
+def lanes_of(records: Arrays, taken: Sequence[Place]) -> Arrays:
+    """The fields of some lanes' parts of records, one behind the other."""
+    which, lanes = np.array(taken).T
+    return {name: values[which, lanes] for name, values in records.items() if name != "times"}
+
+
 class RowMaker:
     """Makes rows of the lanes' parts of records.
 
@@ -67,15 +73,17 @@ class RowMaker:
             taken: what rows are wanted of.
             laws: of each.
         """
-        which, lanes = np.array(taken).T
-        of_lanes = {name: values[which, lanes] for name, values in records.items() if name != "times"}
+        return self.rows_of(lanes_of(records, taken), laws)
+
+    def rows_of(self, of_lanes: Arrays, laws: Sequence[LaneLaw]) -> list[Row]:
+        """The same of `lanes_of` records, which the laws are of."""
         columns = self._columns(of_lanes, laws)
         position, token = of_lanes["length"].tolist(), of_lanes["anchor"].tolist()
         bonus, count = of_lanes["bonus"].tolist(), of_lanes["count"].tolist()
         path = of_lanes["path"].astype(np.int16)
         whole = (of_lanes["node_token"] >= 0).all(1).tolist()
         rows = []
-        for place in range(len(taken)):
+        for place in range(len(laws)):
             row = {name: column[place] for name, column in columns.items()} | self._shape
             row |= {
                 "anchor_position": position[place],

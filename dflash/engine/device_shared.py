@@ -40,24 +40,24 @@ class RoundShared(NamedTuple):
             draft_heat: the drafter's temperature by the target's.
         """
         device, lanes = self.lanes.live.device, self.lanes
-        index = _sent([lane.index for lane in held], torch.int64, device)
+        index = sent([lane.index for lane in held], torch.int64, device)
         left = [lane.request.max_new_tokens - len(lane.output) for lane in held]
         live = [not lane.done for lane in held]
         ends = [(len(lane.trunk) - 1, lane.trunk[-1]) for lane in held]
         heats = [lane.request.sampling.temperature for lane in held]
-        whole = _sent([live, *zip(*ends, strict=True), left], torch.int32, device)
-        floats = _sent([heats, list(map(draft_heat, heats))], torch.float32, device)
+        whole = sent([live, *zip(*ends, strict=True), left], torch.int32, device)
+        floats = sent([heats, list(map(draft_heat, heats))], torch.float32, device)
         for goal, column in zip(lanes[:6], (*whole, *floats), strict=True):
             goal.index_copy_(0, index, column)
         bits = word_bits(torch.tensor([lane.request.key for lane in held])).tolist()
-        lanes.keys.index_copy_(0, index, _sent(bits, torch.int32, device))
+        lanes.keys.index_copy_(0, index, sent(bits, torch.int32, device))
 
     def rest(self, index: int) -> None:
         """Let a lane rest."""
         self.lanes.live[index] = 0
 
 
-def _sent(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+def sent(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor on its way to the device, for which nobody waits."""
     made = torch.tensor(values, dtype=dtype)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

@@ -179,7 +179,7 @@ def test_rounds_go_on_in_larger_caches(target: Any, drafters: dict[str, str], tm
 
 
 REFUSED = {
-    "changes the shape": {"policy": "match:control=window"},
+    "moves the rule's threshold": {"policy": "threshold:t=0.8,control=window,control.dt=0.1"},
     "cuts the target's law": {"temperature": 0.8, "top_k": 5},
     "more than compare": {"policy": "typical", "temperature": 0.8},
     "does not run on the native kernels": {"drafter": "ngram"},

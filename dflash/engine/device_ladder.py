@@ -1,0 +1,151 @@
+"""Device rounds of several lengths over the same lanes: every round takes the shortest that holds its lanes.
+
+Plain rounds keep their taps in a ring; a drafter's context takes them in when drafting resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from dflash.drafters.base import DraftShape
+from dflash.drafters.block.drafter import BlockFamily
+from dflash.engine.device_plan import RoundPlan
+from dflash.engine.device_round import DeviceRound
+from dflash.engine.device_shapes import ShapedRows
+from dflash.engine.device_shared import RoundShared, sent
+from dflash.engine.lane import Lane
+from dflash.kernels.round_cut import RoundLimits
+from dflash.kernels.round_lanes import RoundLanes
+from dflash.kernels.round_taps import TapRing, pending_rows
+from dflash.target.native import NativeTrunk
+
+RING = 32
+
+
+class Rung(NamedTuple):
+    """Rounds of one length, and what makes their rows."""
+
+    rounds: DeviceRound
+    maker: ShapedRows
+
+
+def rung_lengths(longest: int) -> list[int]:
+    """No draft, powers of two, and the longest."""
+    powers = (1 << step for step in range(longest.bit_length()))
+    return sorted({0, longest, *(power for power in powers if power < longest)})
+
+
+class RoundLadder:
+    """Rounds of all lanes of an engine, each lane in a shape of its own.
+
+    Attributes:
+        rungs: by length, from 0 to that of the whole tree.
+        shared: what all of them know of the requests.
+    """
+
+    def __init__(
+        self, trunk: NativeTrunk, drafter: BlockFamily | None, plan: RoundPlan, eos: Sequence[int]
+    ) -> None:
+        self.trunk, self.drafter, self.plan = trunk, drafter, plan
+        lanes, device = trunk.cache.lanes, trunk.device
+        ring = None
+        if drafter is not None:
+            like = trunk.step.embedding.new_empty(0, len(trunk.taps) * int(trunk.config.hidden_size))
+            ring = TapRing.make(lanes, RING, like)
+        limits = RoundLimits.make(lanes, device)
+        self.shared = RoundShared(RoundLanes.make(lanes, device), limits, ring)
+        self.rungs = [self._rung(length, eos) for length in rung_lengths(plan.shape.length)]
+        self._limits: list[tuple[int, int]] = []
+        self._pending = 0
+        self._ready = False
+
+    def _rung(self, length: int, eos: Sequence[int]) -> Rung:
+        plan = replace(self.plan, shape=DraftShape(length, self.plan.shape.branches))
+        rounds = DeviceRound(self.trunk, self.drafter, plan, eos, self.shared)
+        return Rung(rounds, ShapedRows(rounds.tree, plan.store_topk))
+
+    def hold(self, lanes: Sequence[Lane], *, fresh: bool = False) -> None:
+        """Let lanes stand at the ends of their trunks.
+
+        Args:
+            lanes: whose rounds that were queued meanwhile count for nothing.
+            fresh: whether the drafter's contexts end there, too, as after a prompt.
+        """
+        heat = self.rungs[-1].rounds.heat
+        self.shared.hold(lanes, heat)
+        if any(heat(lane.request.sampling.temperature) > 0 for lane in lanes):
+            for rung in self.rungs:
+                rung.rounds.drawn = True
+        if (ring := self.shared.ring) is None:
+            return
+        lengths = self.shared.lanes.lengths
+        if fresh:
+            index = sent([lane.index for lane in lanes], torch.int64, lengths.device)
+            ring.known.index_copy_(0, index, lengths.index_select(0, index))
+        else:
+            torch.minimum(ring.known, lengths, out=ring.known)
+
+    def close(self, index: int) -> None:
+        """Let a lane rest."""
+        self.shared.rest(index)
+
+    def launch(self, longest: int, shapes: Mapping[int, DraftShape]) -> tuple[Rung, int]:
+        """Queue a round; returns its rung and the ticket of its record.
+
+        Args:
+            longest: tokens that the longest trunk may come to before this round.
+            shapes: by lane; others draft nothing.
+        """
+        if not self._ready:
+            for rung in self.rungs:
+                rung.rounds.ready(longest)
+            self._ready = True
+        deepest = max(shape.length for shape in shapes.values())
+        rung = next((rung for rung in self.rungs if rung.rounds.tree.length >= deepest), self.rungs[-1])
+        self._limit(shapes)
+        self._keep_context(bool(rung.rounds.tree.nodes), longest)
+        return rung, rung.rounds.launch(longest)
+
+    def _limit(self, shapes: Mapping[int, DraftShape]) -> None:
+        none = DraftShape(0, 0)
+        found = [shapes.get(lane, none) for lane in range(self.trunk.cache.lanes)]
+        limits = [(shape.length, shape.branches) for shape in found]
+        if limits != self._limits and self.shared.limits is not None:
+            self._limits = limits
+            device = self.shared.lanes.live.device
+            values = sent(list(zip(*limits, strict=True)), torch.int32, device)
+            for goal, value in zip(self.shared.limits, values, strict=True):
+                goal.copy_(value)
+
+    def _keep_context(self, drafts: bool, longest: int) -> None:
+        """Before a round, see to it that the ring has room for a plain one, or nothing for any other."""
+        if self.shared.ring is None:
+            return
+        if self._pending and (drafts or self._pending == RING):
+            self.catch_up(longest)
+        if not drafts:
+            if not self._pending:
+                self.shared.ring.known.copy_(self.shared.lanes.lengths)
+            self._pending += 1
+
+    @torch.inference_mode()
+    def catch_up(self, longest: int) -> None:
+        """Let the drafter's contexts take in what plain rounds have left in the ring.
+
+        Args:
+            longest: tokens of the longest trunk at most.
+        """
+        ring, drafter = self.shared.ring, self.drafter
+        if ring is None or drafter is None or drafter.native is None or not self._pending:
+            return
+        lengths = self.shared.lanes.lengths
+        cache = drafter.cache.whole(longest + drafter.config.block_size)
+        drafter.native.reserve(cache[0].keys.shape[2])
+        rows = pending_rows(ring, lengths, 1 << (self._pending - 1).bit_length())
+        drafter.native.project(*rows, cache)
+        ring.known.copy_(lengths)
+        self._pending = 0
