@@ -19,10 +19,13 @@ from dflash.engine.features import FeatureMode
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
 from dflash.engine.loop import synchronise
+from dflash.engine.prompt import Prompt
+from dflash.engine.prompts import with_ids
 from dflash.engine.request import Request
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy
+from dflash.policy.step_time import StepTime
 from dflash.target.sampling import Sampling
 
 PLAIN, SPECULATIVE = "plain", "speculative"
@@ -31,7 +34,15 @@ RECORDED, HOST = "recorded", "host"
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
-    """What is decoded: one request a lane, all begun together, each of exactly `new_tokens` tokens."""
+    """What is decoded: one request a lane, all begun together, each of `new_tokens` tokens; or prompts.
+
+    Attributes:
+        prompts: if there are any, decoded one after the other in the lanes, each to the end of its answer or
+            to `new_tokens` tokens.
+        policy: of the speculative sides.
+        features: what the recorded sides keep.
+        dense: whether they draft from every position besides.
+    """
 
     length: int
     branches: int = 1
@@ -42,6 +53,11 @@ class DecodeSettings:
     recorded: bool = True
     host: bool = False
     chain: int | None = None
+    policy: str = "match"
+    step_time: StepTime | None = None
+    prompts: tuple[Prompt, ...] = ()
+    features: FeatureMode = FeatureMode.FINGERPRINT
+    dense: bool = False
 
 
 class Side(NamedTuple):
@@ -60,9 +76,9 @@ class Run(NamedTuple):
     """One run of a side.
 
     Attributes:
-        prefill: seconds until every lane had its first token.
-        decode: seconds from there to the last token.
-        finish: seconds from there until everything was written.
+        prefill: seconds that prompts took, up to their first tokens.
+        decode: all other seconds until the last token.
+        finish: all other seconds until everything was written.
         tokens: of all lanes, first ones left out.
         rounds: of all lanes.
     """
@@ -112,19 +128,25 @@ class FixedPrompt:
 
 
 class _Clock:
-    """Knows when the last of the first lanes has its first token, and when each request ended."""
+    """Knows how long prompts took, and when each request ended."""
 
-    def __init__(self, lanes: int, device: torch.device) -> None:
-        self.lanes, self.device = lanes, device
-        self.begun = self.first = self.last = perf_counter()
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.begun = self.last = perf_counter()
+        self.prefill = 0.0
         self.ended: list[Lane] = []
 
-    def prefilled(self) -> None:
-        """A lane has its first token."""
-        self.lanes -= 1
-        if self.lanes == 0:
+    def timed(self, prefill: Callable[[Lane, Any], None]) -> Callable[[Lane, Any], None]:
+        """A prefill that is timed."""
+
+        def call(lane: Lane, sink: Any) -> None:
             synchronise(self.device)
-            self.first = perf_counter()
+            begun = perf_counter()
+            prefill(lane, sink)
+            synchronise(self.device)
+            self.prefill += perf_counter() - begun
+
+        return call
 
     def end(self, lane: Lane) -> None:
         """A request has ended."""
@@ -135,8 +157,8 @@ class _Clock:
         """What came of it."""
         tokens = sum(len(lane.output) - 1 for lane in self.ended)
         rounds = sum(lane.rounds for lane in self.ended)
-        first = self.first
-        return Run(first - self.begun, self.last - first, finish - first, tokens, rounds)
+        prompts = self.begun + self.prefill
+        return Run(self.prefill, self.last - prompts, finish - prompts, tokens, rounds)
 
 
 class _NoSink:
@@ -165,17 +187,19 @@ class Decoder:
         settings = RecordSettings(
             output=folder / "unused.parquet",
             drafter=subject.drafter if drafts else "none",
-            policy=parse_policy("match"),
+            policy=parse_policy(given.policy if drafts else "match"),
             defaults=Defaults(Sampling(given.temperature), seed=0, max_new_tokens=given.new_tokens),
             length=given.length if drafts else 0,
             branches=given.branches if drafts else 1,
             lanes=lanes,
-            features=FeatureMode.FINGERPRINT if side.manner == RECORDED else FeatureMode.NONE,
+            features=given.features if side.manner == RECORDED else FeatureMode.NONE,
+            dense=given.dense and drafts and side.manner == RECORDED,
             target_impl="native",
             draft_impl="native" if drafts else "generic",
             rounds="host" if side.manner == HOST else "device",
             keep_host=False,
             chain=given.chain,
+            step_time=given.step_time,
         )
         self.settings = settings
         self.session: Session = subject.session(settings)
@@ -185,9 +209,9 @@ class Decoder:
         self._count = 0
 
     def run(self) -> Run:
-        """Decode one request a lane."""
-        prompts = [FixedPrompt(order, request) for order, request in enumerate(self._requests())]
-        clock = _Clock(self.lanes, self.session.target.device)
+        """Decode one request a lane, or all prompts."""
+        prompts = self._conversations()
+        clock = _Clock(self.session.target.device)
         restore = self._watched(clock)
         try:
             if self.side.manner == RECORDED:
@@ -204,16 +228,15 @@ class Decoder:
         return clock.run(perf_counter())
 
     def _watched(self, clock: _Clock) -> Callable[[], None]:
-        """Tell the clock of every prefill; returns what undoes that."""
+        """Time every prefill; returns what undoes that."""
         engine: Any = self.session.engine
-        plain = engine._prefill
-
-        def prefill(lane: Lane, sink: Any) -> None:
-            plain(lane, sink)
-            clock.prefilled()
-
-        engine._prefill = prefill
+        engine._prefill = clock.timed(engine._prefill)
         return lambda: delattr(engine, "_prefill")
+
+    def _conversations(self) -> list[Any]:
+        if self.given.prompts:
+            return list(self.session.conversations(with_ids(self.given.prompts), check=True))
+        return [FixedPrompt(order, request) for order, request in enumerate(self._requests())]
 
     def _requests(self) -> Iterator[Request]:
         for place in range(self.lanes):
@@ -262,7 +285,7 @@ def document(subject: Subject, given: DecodeSettings, results: Sequence[SideResu
     for found in results:
         by_side = {other.side: other for other in results if other.lanes == found.lanes}
         plain, own = by_side[Side(PLAIN)], by_side[Side(found.side.decoding)]
-        recorded = found.side.manner == RECORDED
+        recorded, requests = found.side.manner == RECORDED, len(given.prompts) or found.lanes
         rows.append(
             {
                 "lanes": found.lanes,
@@ -271,7 +294,7 @@ def document(subject: Subject, given: DecodeSettings, results: Sequence[SideResu
                 "emitted_per_round": found.emitted_per_round,
                 "round_us": found.round_us,
                 "speed_up": found.tokens_per_second / plain.tokens_per_second,
-                "prefill_ms": 1e3 * median(run.prefill for run in found.runs) / found.lanes,
+                "prefill_ms": 1e3 * median(run.prefill for run in found.runs) / requests,
                 "overhead": _overhead(found, own, "decode") if recorded else None,
                 "overhead_written": _overhead(found, own, "finish") if recorded else None,
                 "runs": [run._asdict() for run in found.runs],
@@ -284,7 +307,11 @@ def document(subject: Subject, given: DecodeSettings, results: Sequence[SideResu
         "device": subject.device_name,
         "length": given.length,
         "branches": given.branches,
+        "policy": given.policy,
         "temperature": given.temperature,
+        "prompts": len(given.prompts),
+        "features": str(given.features),
+        "dense": given.dense,
         "prompt_tokens": given.prompt_tokens,
         "new_tokens": given.new_tokens,
         "rows": rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -37,11 +38,25 @@ from dflash.cli.output import emit, talk
     "--max-new-tokens", type=click.IntRange(2), default=256, show_default=True, help="Of every answer."
 )
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs of each side.")
+@click.option(
+    "--prompts", "prompt_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+    help="Decode these instead, one after the other in the lanes, to the ends of their answers.",
+)  # fmt: skip
+@click.option(
+    "--features", type=click.Choice(["none", "fingerprint", "all"]), default="fingerprint", show_default=True,
+    help="What the recorded sides keep of hidden states.",
+)  # fmt: skip
+@click.option("--dense", is_flag=True, help="Recorded speculative sides draft from every position, too.")
 @click.option("--recorded/--no-recorded", default=True, help="What recording adds.")
 @click.option("--host", is_flag=True, help="Rounds that go through the host, too.")
 @click.option(
     "--chain", type=click.IntRange(1, 64), help="Rounds queued at once.  [default: 2, and 4 for plain ones]"
 )
+@click.option("--policy", default="match", show_default=True, help="Of the speculative sides.")
+@click.option(
+    "--cost", type=click.Path(path_type=Path, dir_okay=False), metavar="PROFILE.json",
+    help="Step times, for controls that predict them.",
+)  # fmt: skip
 @json_option
 def decode(
     target: str,
@@ -54,20 +69,28 @@ def decode(
     prompt_tokens: int,
     max_new_tokens: int,
     repeats: int,
+    prompt_file: Path | None,
+    features: str,
+    dense: bool,
     recorded: bool,
     host: bool,
     chain: int | None,
+    policy: str,
+    cost: Path | None,
     as_json: bool,
 ) -> None:
     """Decode one request a lane on this GPU, sides in turn, and compare their rates.
 
-    Answers never end early. Prompts are left out of the rates; times are those of the host's clock.
+    Answers never end early, but for those of --prompts. The time that prompts take is left out of the rates;
+    times are those of the host's clock.
     """
     import torch
 
     from dflash.bench.decode import DecodeSettings, document, measure
     from dflash.bench.decode_models import RandomSubject, Subject, random_target
     from dflash.bench.kernels import NoDevice
+    from dflash.engine.features import FeatureMode
+    from dflash.replay.cost import load_cost
 
     if not torch.cuda.is_available():
         raise NoDevice("dflash bench decode")
@@ -76,7 +99,7 @@ def decode(
         subject = RandomSubject(random_target(shape, "cuda", torch.bfloat16))
         longest = subject.block
     else:
-        subject, longest = _loaded(target, drafter)
+        subject, longest = _loaded(target, drafter, endless=prompt_file is None)
     given = DecodeSettings(
         length or longest,
         branches,
@@ -87,20 +110,34 @@ def decode(
         recorded,
         host,
         chain,
+        policy,
+        None if cost is None else load_cost(cost).step_time,
+        () if prompt_file is None else _read(prompt_file),
+        FeatureMode(features),
+        dense,
     )
     found = document(subject, given, measure(subject, given, lanes, talk))
     emit(found, as_json, lambda console: _render(found, console))
 
 
-def _loaded(target: str, drafter: str) -> tuple[Any, int]:
-    """A target that never ends an answer, and the length of its drafter's block."""
+def _read(path: Path) -> tuple[Any, ...]:
+    """All prompts of a file, none of which may be unusable."""
+    from dflash.engine.prompts import check_prompts, read_prompt_file
+
+    return check_prompts(read_prompt_file(path), name=path.name).prompts
+
+
+def _loaded(target: str, drafter: str, *, endless: bool) -> tuple[Any, int]:
+    """A target, which may never end an answer, and the length of its drafter's block."""
     from dataclasses import replace
 
     from dflash.bench.decode_models import Subject
     from dflash.drafters.build import default_length, parse_drafter
     from dflash.target.load import load_target
 
-    loaded = replace(load_target(target, device="cuda"), eos=frozenset())
+    loaded = load_target(target, device="cuda")
+    if endless:
+        loaded = replace(loaded, eos=frozenset())
     return Subject(loaded, drafter, drafter), default_length(parse_drafter(drafter))
 
 
