@@ -21,11 +21,12 @@ from dflash.engine.device_rows import Place, features_of, times_of
 from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Sink
 from dflash.policy.control.base import Asked, Control, Learning
+from dflash.policy.noise import I64
 
 AHEAD = 2
 
 
-class _Flight(NamedTuple):
+class _Queued(NamedTuple):
     """A round that was queued and not read: where its record will be, its lanes, and their shapes."""
 
     rung: Rung
@@ -52,7 +53,7 @@ class AdaptiveEngine(DeviceEngine):
         super().__init__(*parts, rounds=ladder.rungs[-1].rounds, **more)
         self.ladder = ladder
         self.ahead = rounds_ahead(self.control.policy.control)
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[_Queued] = deque()
         self._emitted = 1.0
 
     def _hold(self, lane: Lane) -> None:
@@ -68,7 +69,7 @@ class AdaptiveEngine(DeviceEngine):
         self._forget_empty()
         while len(self._flights) <= self.ahead and (going := self._going_on(lanes)):
             self._launch(going)
-        self._land(self._flights.popleft(), sink)
+        self._take_in(self._flights.popleft(), sink)
 
     def _forget_empty(self) -> None:
         """Leave rounds unread whose requests have all ended before."""
@@ -95,14 +96,14 @@ class AdaptiveEngine(DeviceEngine):
         else:
             asked = self.control.ask(lanes)
         shapes = _shapes(lanes, asked)
-        self._flights.append(_Flight(*self.ladder.launch(self._reach(lanes), shapes), lanes, shapes))
+        self._flights.append(_Queued(*self.ladder.launch(self._reach(lanes), shapes), lanes, shapes))
 
     def _reach(self, lanes: Sequence[Lane]) -> int:
         """Tokens that the longest trunk may come to with all rounds in the air."""
         most = self.ladder.plan.shape.length + 1
         return max(len(lane.trunk) for lane in lanes) + len(self._flights) * most
 
-    def _land(self, flight: _Flight, sink: Sink) -> None:
+    def _take_in(self, flight: _Queued, sink: Sink) -> None:
         """Let the control ask for a round that has run; take it in if that is how it ran."""
         lanes = [lane for lane in flight.lanes if not lane.done]
         asked = self.control.ask(lanes)
@@ -121,7 +122,7 @@ class AdaptiveEngine(DeviceEngine):
         self.control.learn(lanes, asked, records["count"][0, where].astype(np.int64), depths)
         self._step += 1
 
-    def _go_back(self, flight: _Flight) -> None:
+    def _go_back(self, flight: _Queued) -> None:
         """Undo this round and all that were queued after it."""
         flights = [flight, *self._flights]
         self._flights.clear()
@@ -133,7 +134,7 @@ class AdaptiveEngine(DeviceEngine):
         self.ladder.hold(list(lanes.values()))
 
     def _give(
-        self, flight: _Flight, records: Arrays, lanes: Sequence[Lane], emissions: Sequence[Emission],
+        self, flight: _Queued, records: Arrays, lanes: Sequence[Lane], emissions: Sequence[Emission],
         texts: Sequence[str], sink: Sink,
     ) -> None:  # fmt: skip
         """Give the sink the rows of a round."""
@@ -161,8 +162,9 @@ def _shapes(lanes: Sequence[Lane], asked: Asked) -> dict[int, DraftShape]:
     return {lane.index: DraftShape(length, branches) for lane, length, branches in pairs}
 
 
-def _depths(records: Arrays, lanes: Sequence[int], branches: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _depths(records: Arrays, lanes: Sequence[int], branches: int) -> I64:
     """How deep the trees of lanes are."""
     there = records["node_token"][0, lanes] >= 0
     depths = 1 + np.arange(there.shape[1], dtype=np.int64) // branches
-    return np.where(there, depths, 0).max(1, initial=0)
+    deepest: I64 = np.where(there, depths, 0).max(1, initial=0)
+    return deepest

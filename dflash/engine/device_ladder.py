@@ -22,6 +22,7 @@ from dflash.kernels.round_cut import RoundLimits
 from dflash.kernels.round_lanes import RoundLanes
 from dflash.kernels.round_taps import TapRing, pending_rows
 from dflash.target.native import NativeTrunk
+from dflash.target.native_layers import KeyValue
 
 RING = 32
 
@@ -143,7 +144,8 @@ class RoundLadder:
         if ring is None or drafter is None or drafter.native is None or not self._pending:
             return
         lengths = self.shared.lanes.lengths
-        cache = drafter.cache.whole(longest + drafter.config.block_size)
+        stores = drafter.cache.whole(longest + drafter.config.block_size)
+        cache = [KeyValue(*pair) for pair in stores]
         drafter.native.reserve(cache[0].keys.shape[2])
         rows = pending_rows(ring, lengths, 1 << (self._pending - 1).bit_length())
         drafter.native.project(*rows, cache)

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from dflash.kernels import (
     round_best_triton,
     round_confidence_triton,
+    round_cut_triton,
     round_draft_triton,
     round_finish_triton,
     round_inputs_triton,
@@ -21,16 +22,19 @@ from dflash.kernels import (
     round_rows_triton,
     round_slots_triton,
     round_stamp_triton,
+    round_taps_triton,
 )
 from dflash.kernels.accept_tree import Accepted
 from dflash.kernels.round_best import BestScratch
 from dflash.kernels.round_confidence import ConfidenceWeights
+from dflash.kernels.round_cut import RoundLimits
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, DraftScratch, LowRank
 from dflash.kernels.round_finish import RoundEnd
 from dflash.kernels.round_inputs import RoundStart, RowInputs
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_rows import RowStores
 from dflash.kernels.round_slots import SlotColumns, SlotScratch
+from dflash.kernels.round_taps import TapRing
 from tests.kernels.ahead_of_time import Recorder, print_compiled
 
 KERNELS = {
@@ -43,6 +47,8 @@ KERNELS = {
     round_prints_triton: ("project_row",),
     round_rows_triton: ("keep_head",),
     round_stamp_triton: ("write_time",),
+    round_cut_triton: ("cut_lane",),
+    round_taps_triton: ("keep_row",),
 }
 
 
@@ -149,6 +155,10 @@ def course(tree: RoundTree, lanes: RoundLanes) -> list[object]:
     taps, wanted = torch.zeros((99, 2880), dtype=torch.bfloat16), torch.zeros(count * kept).long()
     given = (taps, wanted, ints(2880), 0.1, torch.zeros(count * kept, 16), True)
     built += compiled(round_prints_triton, lambda: prints(*given))
+    cut, limits = round_cut_triton.launch_cut, RoundLimits.make(count, "cpu")
+    built += compiled(round_cut_triton, lambda: cut(ints(count, n), limits, tree, True))
+    ring, tap = TapRing.make(count, 32, taps), round_taps_triton.launch_keep
+    built += compiled(round_taps_triton, lambda: tap(taps[: 2 * count], start, ring, True))
     options = {"PDL": True, "num_warps": 1, "launch_pdl": True}
     return built + compiled(
         round_stamp_triton, lambda: round_stamp_triton.write_time[(1,)](times, 1, **options)
