@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
 from dflash.engine.heap import give_back
@@ -15,6 +17,20 @@ from dflash.target.scratch import LaneRows
 
 DENSE = 1
 ROW_BUDGET = 192
+
+
+class DenseRows(Protocol):
+    """What makes the dense rows of a request that has ended."""
+
+    def rows(self, lane: Lane) -> Iterator[Row]:
+        """One row for every committed output token but the last, in order."""
+
+
+class Draft(NamedTuple):
+    """A draft from one anchor, and log q of the trunk's tokens behind it, if q is a law."""
+
+    proposal: Proposal
+    trunk_log_q: list[float] | None
 
 
 def anchor_at(lane: Lane, position: int) -> Anchor:
@@ -66,19 +82,29 @@ class DensePass:
             give_back()
 
     def _chunk(self, lane: Lane, anchors: Sequence[Anchor]) -> Iterator[Row]:
-        ahead = [min(self.shape.length, len(lane.trunk) - 1 - anchor.position) for anchor in anchors]
-        trunk_log_q = self.drafter.trunk_log_q(anchors, ahead) or [None] * len(anchors)
-        proposals = self.drafter.propose(anchors, self.shape)
-        trees = [tree_rows(anchor, proposal) for anchor, proposal in zip(anchors, proposals, strict=True)]
+        drafts = self.drafted(lane, anchors, self.drafter)
+        trees = [tree_rows(anchor, draft.proposal) for anchor, draft in zip(anchors, drafts, strict=True)]
         logits = self.trunk.score([merged(trees)])[0].logits
         self.trunk.drop_nodes(lane.index)
         first = 0
-        for anchor, proposal, log_q in zip(anchors, proposals, trunk_log_q, strict=True):
-            seen = logits[first : first + 1 + len(proposal)]
+        for anchor, draft in zip(anchors, drafts, strict=True):
+            seen = logits[first : first + 1 + len(draft.proposal)]
             first += len(seen)
-            row = self.judge.dense_row(anchor, proposal, seen, lane.request.sampling)
-            law = None if log_q is None else np.array(log_q, dtype=np.float32)
-            yield row | {"kind": DENSE, "round": -1, "trunk_logq": law}
+            yield self.row(lane, anchor, draft, seen)
+
+    def drafted(self, lane: Lane, anchors: Sequence[Anchor], drafter: Drafter) -> list[Draft]:
+        """Drafts from several anchors of a lane."""
+        ahead = [min(self.shape.length, len(lane.trunk) - 1 - anchor.position) for anchor in anchors]
+        trunk_log_q = drafter.trunk_log_q(anchors, ahead)
+        laws = [None] * len(anchors) if trunk_log_q is None else trunk_log_q
+        proposals = drafter.propose(anchors, self.shape)
+        return [Draft(*pair) for pair in zip(proposals, laws, strict=True)]
+
+    def row(self, lane: Lane, anchor: Anchor, draft: Draft, logits: Tensor) -> Row:
+        """The dense row of an anchor; `logits` [nodes + 1, vocabulary]."""
+        row = self.judge.dense_row(anchor, draft.proposal, logits, lane.request.sampling)
+        law = None if draft.trunk_log_q is None else np.array(draft.trunk_log_q, dtype=np.float32)
+        return row | {"kind": DENSE, "round": -1, "trunk_logq": law}
 
 
 def merged(trees: Sequence[LaneRows]) -> LaneRows:

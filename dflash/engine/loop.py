@@ -12,7 +12,7 @@ import torch
 
 from dflash.drafters.base import Drafter, Proposal
 from dflash.engine.control import LaneControl, Result, Turn, propose_each
-from dflash.engine.dense import DensePass, anchor_at, tree_rows
+from dflash.engine.dense import DenseRows, anchor_at, tree_rows
 from dflash.engine.features import Features
 from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
@@ -82,7 +82,7 @@ class Engine:
         context: RuleContext,
         judge: Judge,
         features: Features | None,
-        dense: DensePass | None = None,
+        dense: DenseRows | None = None,
     ) -> None:
         self.target = target
         self.trunk = trunk

@@ -18,7 +18,7 @@ from dflash.drafters.build import DraftSettings, build_drafter
 from dflash.engine.arrivals import Arrivals
 from dflash.engine.chat import ChatConversation, Ordinals
 from dflash.engine.control import LaneControl
-from dflash.engine.dense import DensePass
+from dflash.engine.dense_choice import choose_dense
 from dflash.engine.device_choice import choose_engine
 from dflash.engine.device_engine import DeviceEngine
 from dflash.engine.features import FeatureMode, Features, Fingerprint, default_taps
@@ -337,10 +337,11 @@ class Session:
             trunk_is_choices=emits_choice and settings.policy.is_lossless(context),
         )
         largest = self._largest
-        dense = DensePass(self.trunk, self.drafter, judge, largest) if settings.dense else None
         control = LaneControl(settings.policy, largest, settings.lanes, settings.step_time)
-        parts = (self.target, self.trunk, self.drafter, control, context, judge, features, dense)
+        parts = (self.target, self.trunk, self.drafter, control, context, judge, features, None)
         engine, self.rounds_remark = choose_engine(parts, settings)
+        if settings.dense:
+            engine.dense = choose_dense(engine, settings, largest)
         return engine
 
     def _refuse_cuts(self) -> None:

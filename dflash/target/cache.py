@@ -60,6 +60,16 @@ class TrunkCache(Cache):
                 tensor[lane, :, start : start + len(source)] = tensor[lane][:, source]
 
     @torch.inference_mode()
+    def copy_into_each(self, source: TrunkCache, lane: int, length: int) -> None:
+        """Make the first `length` rows of every lane those of a lane of another cache, layer by layer.
+
+        Only layers that this cache holds are copied; both have them after the first forward.
+        """
+        for goals, stores in ((self.keys, source.keys), (self.values, source.values)):
+            for layer, goal in goals.items():
+                goal[:, :, :length] = stores[layer][lane, :, :length]
+
+    @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
         """Grow to at least `capacity` rows, keeping what is stored."""
         if capacity <= self.capacity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dflash.kernels.ancestors import MAX_NODES
+from dflash.kernels.attention_plan import Mode
 from dflash.target.lane_prefill import LanePrefill
 from dflash.target.llama_step import LlamaStep, StepOutput
 from dflash.target.load import Target
@@ -47,13 +49,20 @@ class NativeTrunk(TrunkModel):
         way: Way | None = None,
         *,
         prefills: bool = False,
+        step: LlamaStep | None = None,
     ) -> None:
         super().__init__(model, lanes, capacity, taps)
         self.prefills = prefills
         self.native = 0
-        self.step = LlamaStep(name, model, taps, way=way)
+        self.step = step or LlamaStep(name, model, taps, way=way)
         self.graphs = StepGraphs(self.step)
         self._prefill = LanePrefill(self.step)
+
+    def beside(self, lanes: int, capacity: int) -> NativeTrunk:
+        """A trunk on the same packed weights, with lanes and graphs of its own, that taps nothing."""
+        step = copy.copy(self.step)
+        step.taps = ()
+        return NativeTrunk("", self.model, lanes, capacity, step=step)
 
     def append(self, lane: int, tokens: Sequence[int]) -> Rows:
         """Extend the trunk, see `TrunkModel.append`; natively in chunks of 64 rows if `prefills` is set."""
@@ -108,9 +117,7 @@ class NativeTrunk(TrunkModel):
 
     def padded(self, rows: int) -> int:
         """The width of steps for so many rows a lane."""
-        if self.step.way.mode == "replay-exact":
-            return WIDTHS[-1]
-        return next(width for width in WIDTHS if width >= rows)
+        return padded_width(rows, self.step.way.mode)
 
     def _fits(self, lane: int) -> bool:
         scratch = self.scratch[lane]
@@ -139,6 +146,11 @@ class NativeTrunk(TrunkModel):
                     store[layer] = like.new_zeros(shape)
         layers = range(len(self.step.layers))
         return [KeyValue(self.cache.keys[layer], self.cache.values[layer]) for layer in layers]
+
+
+def padded_width(rows: int, mode: Mode) -> int:
+    """The width of steps for so many rows a lane: one for all in `replay-exact`."""
+    return WIDTHS[-1] if mode == "replay-exact" else next(width for width in WIDTHS if width >= rows)
 
 
 def proven(target: Target, way: Way | None = None) -> Target:

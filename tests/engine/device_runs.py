@@ -17,6 +17,16 @@ from dflash.draftfile.columns import COLUMNS
 
 WIDE = {"head_dim": 64, "heads": 3, "kv_heads": 1, "layers": (LayerMask(), LayerMask())}
 LIKELY = (40, 50, 60, 70, 80, 90)
+DRAFT_COLUMNS = (
+    "node_logq",
+    "node_draft_gap",
+    "node_margin",
+    "node_confidence",
+    "draft_lse",
+    "draft_topk_logit",
+)
+SEEN = ("node_", "slot_", "draft_topk", "draft_lse")
+SEEN_COLUMNS = [column.name for column in COLUMNS if column.name.startswith(SEEN)]
 LASTING = [column.name for column in COLUMNS if not column.volatile]
 
 
@@ -65,3 +75,19 @@ def same_values(mine: Any, theirs: Any, where: str, atol: float, rtol: float) ->
         np.testing.assert_allclose(one, other, atol=atol, rtol=rtol, err_msg=where)
     else:
         assert one.tolist() == other.tolist(), where
+
+
+def same_as_live(table: list[dict[str, Any]], drafts: float = 0.0) -> None:
+    """The dense row at each live anchor has the bits of the live row in all columns of the tree and target.
+
+    Columns of the drafter alone may differ by `drafts`.
+    """
+    key = ("request_id", "anchor_position")
+    live = {tuple(row[name] for name in key): row for row in table if row["kind"] == 0}
+    twins = [(live.get(tuple(row[name] for name in key)), row) for row in table if row["kind"] == 1]
+    pairs = [(one, other) for one, other in twins if one is not None]
+    assert pairs
+    for one, other in pairs:
+        for name in SEEN_COLUMNS:
+            atol = drafts if name in DRAFT_COLUMNS else 0.0
+            same_values(other[name], one[name], f"{[one[part] for part in key]} {name}", atol, 0.0)
