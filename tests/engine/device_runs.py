@@ -27,6 +27,7 @@ DRAFT_COLUMNS = (
 )
 SEEN = ("node_", "slot_", "draft_topk", "draft_lse")
 SEEN_COLUMNS = [column.name for column in COLUMNS if column.name.startswith(SEEN)]
+SLOT_COLUMNS = [name for name in SEEN_COLUMNS if name.startswith("slot_")]
 LASTING = [column.name for column in COLUMNS if not column.volatile]
 
 
@@ -82,12 +83,36 @@ def same_as_live(table: list[dict[str, Any]], drafts: float = 0.0) -> None:
 
     Columns of the drafter alone may differ by `drafts`.
     """
-    key = ("request_id", "anchor_position")
-    live = {tuple(row[name] for name in key): row for row in table if row["kind"] == 0}
-    twins = [(live.get(tuple(row[name] for name in key)), row) for row in table if row["kind"] == 1]
-    pairs = [(one, other) for one, other in twins if one is not None]
-    assert pairs
-    for one, other in pairs:
+    for live, dense in twins(table):
         for name in SEEN_COLUMNS:
             atol = drafts if name in DRAFT_COLUMNS else 0.0
-            same_values(other[name], one[name], f"{[one[part] for part in key]} {name}", atol, 0.0)
+            same_values(dense[name], live[name], f"{where(live)} {name}", atol, 0.0)
+
+
+def same_slots_as_live(table: list[dict[str, Any]]) -> int:
+    """The same of what the target says, in rows of the same nodes; returns how many there are."""
+    found = [(live, dense) for live, dense in twins(table) if live["node_token"] == dense["node_token"]]
+    for live, dense in found:
+        for name in SLOT_COLUMNS:
+            same_values(dense[name], live[name], f"{where(live)} {name}", 0.0, 0.0)
+    return len(found)
+
+
+def near_live(table: list[dict[str, Any]], tolerance: float) -> None:
+    """Choices at live anchors differ in near-ties alone; `tolerance` is of their gap."""
+    for live, dense in twins(table):
+        if live["slot_choice"][0] != dense["slot_choice"][0]:
+            assert max(live["slot_gap"][0], dense["slot_gap"][0]) <= tolerance, where(live)
+
+
+def twins(table: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Live rows, each with the dense row at its anchor."""
+    dense = {where(row): row for row in table if row["kind"] == 1}
+    found = [(row, dense[where(row)]) for row in table if row["kind"] == 0 and where(row) in dense]
+    assert found
+    return found
+
+
+def where(row: dict[str, Any]) -> tuple[str, int]:
+    """A row's request and anchor."""
+    return row["request_id"], row["anchor_position"]
