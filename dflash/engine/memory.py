@@ -17,11 +17,14 @@ from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.union import UnionDrafter
 from dflash.engine.dense import ROW_BUDGET
+from dflash.engine.dense_lanes import lanes_for
 from dflash.engine.recorder_ring import CAPACITY
 from dflash.engine.settings import RecordSettings
 from dflash.errors import DflashError
+from dflash.kernels.ancestors import MAX_NODES
 from dflash.target.load import Target
 from dflash.target.model import PREFILL_ROWS
+from dflash.target.native import padded_width
 
 Place = Literal["device", "host"]
 # of what is free, for fragmentation and what no formula knows
@@ -167,6 +170,7 @@ def estimate(target: Target, drafter: Drafter, settings: RecordSettings, context
         Part("tree scratch", "device", *_scratch(config, width, settings, nodes, rows)),
         _weights("drafter weights", _modules(drafter)),
         Part("drafter context", "device", 0, rows * _context_bytes(drafter)),
+        Part("dense lanes", "device", _dense_lanes(config, width, drafter, settings, context)),
         Part("noise", "host", 0, _noise(config, settings)),
         Part("recorder ring", "host", CAPACITY if settings.apart(target.device.type) else 0),
         Part("recorder", "host", ROW_GROUPS, _answer(settings, context) * _row_bytes(settings, nodes)),
@@ -245,6 +249,20 @@ def _scratch(config: Any, width: int, settings: RecordSettings, nodes: int, rows
     repeated = 2 * rows * int(config.num_attention_heads) * _head(config) * width
     dense = ROW_BUDGET * (int(config.vocab_size) * (width + 2 * FLOAT) + row) if settings.dense else 0
     return max(PREFILL_ROWS * row, dense), logits + (nodes + 1) * (row + rows) + repeated
+
+
+def _dense_lanes(config: Any, width: int, drafter: Drafter, settings: RecordSettings, context: int) -> int:
+    """What native dense passes hold beside live lanes: copies of a trunk, and a step's rows and logits."""
+    nodes = settings.length * settings.branches * max(1, len(drafter.headers()))
+    if not settings.dense or settings.target_impl == "generic" or nodes >= MAX_NODES:
+        return 0
+    rows = capacity(context + MAX_NODES)
+    context_bytes = _context_bytes(drafter) if settings.draft_impl == "native" else 0
+    a_lane = rows * (token_bytes(config, width) + context_bytes)
+    step = padded_width(nodes + 1, settings.numerics)
+    inner = int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size)
+    row = (2 * int(config.vocab_size) + 3 * inner + 4 * int(config.hidden_size)) * width
+    return lanes_for(step, a_lane) * (a_lane + step * row)
 
 
 def _noise(config: Any, settings: RecordSettings) -> int:

@@ -16,6 +16,7 @@ from dflash.engine.dense import DensePass
 from dflash.engine.dense_lanes import COPIES, STEP_ROWS, backwards, lanes_for
 from dflash.engine.dense_native import NativeDensePass
 from dflash.engine.dense_rounds import DenseRounds
+from dflash.engine.memory import estimate
 from dflash.engine.prompts import text_prompt, with_ids
 from dflash.target.native import NativeTrunk, proven
 from dflash.target.native_layers import Way
@@ -181,3 +182,17 @@ def test_trees_too_large_for_a_word_go_through_transformers(target: Any, tmp_pat
     assert type(run.engine.dense) is DensePass
     assert isinstance(run.trunk, NativeTrunk)
     assert dense_of(rows)
+
+
+@pytest.mark.parametrize("name", ["plain", "chain, drawn", "tree, host"])
+def test_the_copies_are_in_the_estimate_of_memory(
+    target: Any, drafters: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    _, run = recorded(target, tmp_path / "run.parquet", 1, **given_for(name, drafters))
+    parts = {part.name: part.fixed for part in estimate(target, run.drafter, run.settings, 100).parts}
+    held = run.engine.dense._held
+    copies = held.trunk.cache.nbytes()
+    if held.own_drafter is not None:
+        copies += held.own_drafter.cache.nbytes
+    assert copies < parts["dense lanes"] < 2 * copies
+    assert copies / held.count <= COPIES
