@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +79,7 @@ class LaneControl:
 
     def texts(self, lanes: Sequence[Lane]) -> list[str]:
         """The `control_state` of these lanes' next round, once it was asked for."""
-        return [_text(self._controller.facts(lane.index)) for lane in lanes]
+        return _texts(self._controller.columns(_indices(lanes)))
 
     def learn(self, lanes: Sequence[Lane], asked: Asked, accepted: I64, drafted: I64) -> None:
         """Take in what the rounds of one step came to, see `Outcome`."""
@@ -122,6 +122,19 @@ def propose_each(drafter: Drafter, anchors: Sequence[Anchor], shapes: Sequence[D
         drafts = drafter.propose([anchors[place] for place in places], shape)
         proposals.update(zip(places, drafts, strict=True))
     return [proposals[place] for place in range(len(anchors))]
+
+
+def _texts(columns: Mapping[str, Sequence[bool | int | float]]) -> list[str]:
+    """What `_text` makes of each row of columns, much faster for many."""
+    names = sorted(columns)
+    form = "{" + ", ".join(f"{json.dumps(name)}: %s" for name in names) + "}"
+    return [form % row for row in zip(*(_words(columns[name]) for name in names), strict=True)]
+
+
+def _words(column: Sequence[bool | int | float]) -> list[str]:
+    """Numbers and truths as JSON writes them."""
+    texts = map(repr, column)
+    return [text.lower() for text in texts] if isinstance(column[0], bool) else list(texts)
 
 
 def _indices(lanes: Sequence[Lane]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

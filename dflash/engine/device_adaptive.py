@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash.drafters.base import DraftShape
-from dflash.engine.device_engine import DeviceEngine
+from dflash.engine.device_engine import DeviceEngine, Said
 from dflash.engine.device_ladder import RoundLadder, Rung
 from dflash.engine.device_law import LaneLaw
 from dflash.engine.device_record import Arrays
@@ -31,7 +31,7 @@ class _Queued(NamedTuple):
 
     rung: Rung
     ticket: int
-    lanes: list[Lane]
+    lanes: dict[int, Lane]
     shapes: dict[int, DraftShape]
 
 
@@ -73,11 +73,10 @@ class AdaptiveEngine(DeviceEngine):
 
     def _forget_empty(self) -> None:
         """Leave rounds unread whose requests have all ended before."""
-        kept = deque(flight for flight in self._flights if not all(lane.done for lane in flight.lanes))
-        for flight in self._flights:
-            if all(lane.done for lane in flight.lanes):
+        for flight in list(self._flights):
+            if all(lane.done for lane in flight.lanes.values()):
                 flight.rung.rounds.forget(flight.ticket)
-        self._flights = kept
+                self._flights.remove(flight)
 
     def _going_on(self, lanes: Sequence[Lane]) -> list[Lane]:
         """The lanes that may be live after all rounds in the air, each of which emits a token or more."""
@@ -86,7 +85,7 @@ class AdaptiveEngine(DeviceEngine):
         ]
 
     def _in_the_air(self, lane: Lane) -> int:
-        return sum(any(lane is other for other in flight.lanes) for flight in self._flights)
+        return sum(flight.lanes.get(lane.index) is lane for flight in self._flights)
 
     def _launch(self, lanes: list[Lane]) -> None:
         steps = len(self._flights)
@@ -96,7 +95,8 @@ class AdaptiveEngine(DeviceEngine):
         else:
             asked = self.control.ask(lanes)
         shapes = _shapes(lanes, asked)
-        self._flights.append(_Queued(*self.ladder.launch(self._reach(lanes), shapes), lanes, shapes))
+        launched = self.ladder.launch(self._reach(lanes), shapes)
+        self._flights.append(_Queued(*launched, {lane.index: lane for lane in lanes}, shapes))
 
     def _reach(self, lanes: Sequence[Lane]) -> int:
         """Tokens that the longest trunk may come to with all rounds in the air."""
@@ -105,7 +105,7 @@ class AdaptiveEngine(DeviceEngine):
 
     def _take_in(self, flight: _Queued, sink: Sink) -> None:
         """Let the control ask for a round that has run; take it in if that is how it ran."""
-        lanes = [lane for lane in flight.lanes if not lane.done]
+        lanes = [lane for lane in flight.lanes.values() if not lane.done]
         asked = self.control.ask(lanes)
         shapes = _shapes(lanes, asked)
         if any(shapes[lane.index] != flight.shapes[lane.index] for lane in lanes):
@@ -113,7 +113,8 @@ class AdaptiveEngine(DeviceEngine):
             return
         texts = [] if self.quiet else self.control.texts(lanes)
         records = flight.rung.rounds.read(flight.ticket)
-        emissions = [self._emit(lane, records, Place(0, lane.index)) for lane in lanes]
+        said = Said.of(records)
+        emissions = [self._emit(lane, said, Place(0, lane.index)) for lane in lanes]
         self._emitted = float(np.mean([emission.emitted for emission in emissions]))
         if not self.quiet:
             self._give(flight, records, lanes, emissions, texts, sink)
@@ -129,8 +130,9 @@ class AdaptiveEngine(DeviceEngine):
         lanes: dict[int, Lane] = {}
         for one in flights:
             one.rung.rounds.forget(one.ticket)
-            lanes |= {lane.index: lane for lane in one.lanes if not lane.done}
-            self.wasted_rounds += sum(not lane.done for lane in one.lanes)
+            open_lanes = {index: lane for index, lane in one.lanes.items() if not lane.done}
+            lanes |= open_lanes
+            self.wasted_rounds += len(open_lanes)
         self.ladder.hold(list(lanes.values()))
 
     def _give(
@@ -150,9 +152,9 @@ class AdaptiveEngine(DeviceEngine):
                 row |= features_of(records, place)
             sink.row(lane, row)
 
-    def _count_wasted(self, records: Arrays, place: Place, said: Emission) -> None:
+    def _count_wasted(self, said: Said, place: Place) -> None:
         """Count the rounds that a lane has begun after its stop string."""
-        if said.truncated_by is Truncation.NONE:
+        if said.end(place).truncated_by is Truncation.NONE:
             self.wasted_rounds += len(self._flights)
 
 

@@ -36,6 +36,35 @@ class _Landed(NamedTuple):
     emission: Emission
 
 
+class Said(NamedTuple):
+    """What a chain's records say of the answers, as lists `[rounds, lanes]`."""
+
+    live: list[list[int]]
+    count: list[list[int]]
+    bonus: list[list[int]]
+    emitted: list[list[int]]
+    reason: list[list[int]]
+    path: list[list[list[int]]]
+    node_token: list[list[list[int]]]
+
+    @classmethod
+    def of(cls, records: Arrays) -> Said:
+        """Read records."""
+        return cls(*(records[name].tolist() for name in cls._fields))
+
+    def tokens(self, place: Place) -> list[int]:
+        """Accepted nodes' tokens and the target's own."""
+        record, lane = place
+        drafted = self.node_token[record][lane]
+        path = self.path[record][lane][: self.count[record][lane]]
+        return [*(drafted[node] for node in path), self.bonus[record][lane]]
+
+    def end(self, place: Place) -> Emission:
+        """How many of them the device has kept, and why no more."""
+        record, lane = place
+        return Emission(self.emitted[record][lane], _REASONS[self.reason[record][lane]])
+
+
 class DeviceEngine(Engine):
     """Decodes like `Engine`, with rounds that never wait for the host.
 
@@ -98,12 +127,13 @@ class DeviceEngine(Engine):
         if all(lane.done for lane in flight.lanes):
             return
         records = self.rounds.read(flight.ticket)
+        said = Said.of(records)
         landed: list[_Landed] = []
         for which in range(self.rounds.plan.chain):
             for lane in flight.lanes:
                 if not lane.done:
                     place = Place(which, lane.index)
-                    landed.append(_Landed(place, lane, lane.rounds, self._emit(lane, records, place)))
+                    landed.append(_Landed(place, lane, lane.rounds, self._emit(lane, said, place)))
         if not self.quiet:
             self._tell(flight, records, landed, sink)
 
@@ -121,24 +151,21 @@ class DeviceEngine(Engine):
                 row |= features_of(records, place)
             sink.row(lane, row)
 
-    def _emit(self, lane: Lane, records: Arrays, place: Place) -> Emission:
+    def _emit(self, lane: Lane, said: Said, place: Place) -> Emission:
         """Give a lane a round's tokens; the device has ended it where the host ends it."""
-        nodes = records["path"][place][: records["count"][place]]
-        tokens = [*records["node_token"][place][nodes].tolist(), int(records["bonus"][place])]
-        found = lane.emit(tokens)
+        found = lane.emit(said.tokens(place))
         lane.rounds += 1
-        said = Emission(int(records["emitted"][place]), _REASONS[int(records["reason"][place])])
         if found.truncated_by is Truncation.STOP:
-            self._count_wasted(records, place, said)
-        elif found != said:
-            raise RuntimeError(f"the device ended a request by {said}, the host by {found}")
+            self._count_wasted(said, place)
+        elif found != said.end(place):
+            raise RuntimeError(f"the device ended a request by {said.end(place)}, the host by {found}")
         return found
 
-    def _count_wasted(self, records: Arrays, place: Place, said: Emission) -> None:
+    def _count_wasted(self, said: Said, place: Place) -> None:
         """Count the rounds that a lane has begun after its stop string."""
-        after = records["live"][place.record + 1 :, place.lane]
-        goes_on = bool(after.all()) and said.truncated_by is Truncation.NONE
-        self.wasted_rounds += int(after.sum())
+        after = [live[place.lane] for live in said.live[place.record + 1 :]]
+        goes_on = all(after) and said.end(place).truncated_by is Truncation.NONE
+        self.wasted_rounds += sum(after)
         if goes_on and self._flying is not None:
             self.wasted_rounds += self.rounds.plan.chain
 

@@ -138,9 +138,7 @@ def _of_the_drafter(drafter: Drafter, shape: DraftShape, store_topk: int) -> Ite
     yield from _of_the_heads(drafter)
 
 
-def _of_narrower_trees(
-    drafter: Drafter, policy: Policy, shape: DraftShape, store_topk: int
-) -> Iterator[str]:
+def _of_narrower_trees(drafter: Drafter, policy: Policy, shape: DraftShape, store_topk: int) -> Iterator[str]:
     """A node's lead over the first sibling that is cut is only known if all siblings lead over another."""
     if "branches" not in policy.control.varies or shape.branches == 1 or not isinstance(drafter, BlockFamily):
         return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,15 +49,15 @@ class Grid:
         """
         places = np.broadcast_arrays(*(np.asarray(place, dtype=np.float64) for place in where))
         table: F64 = np.array(self.us).reshape([len(axis) for axis in self.axes])
-        corners = [_corners(np.array(axis), place) for axis, place in zip(self.axes, places, strict=True)]
+        sides = [_sides(np.array(axis), place) for axis, place in zip(self.axes, places, strict=True)]
         total = np.zeros(places[0].shape)
-        for corner in range(2 ** len(corners)):
-            index, weight = [], np.ones(places[0].shape)
-            for bit, (left, share) in enumerate(corners):
-                upper = corner >> bit & 1
-                index.append(np.minimum(left + upper, table.shape[bit] - 1))
-                weight = weight * (share if upper else 1.0 - share)
-            total += weight * table[tuple(index)]
+        for corner in range(2 ** len(sides)):
+            # the first axis changes fastest
+            ends = [side[corner >> bit & 1] for bit, side in enumerate(sides)]
+            weight = ends[0].weight
+            for end in ends[1:]:
+                weight = weight * end.weight
+            total += weight * table[tuple(end.place for end in ends)]
         return np.maximum(total, 0.0)
 
 
@@ -107,6 +107,18 @@ def _corners(axis: F64, place: F64) -> tuple[I64, F64]:
         return np.zeros(place.shape, dtype=np.int64), np.zeros(place.shape)
     left = np.clip(np.searchsorted(axis, place, side="right") - 1, 0, len(axis) - 2)
     return left, (place - axis[left]) / (axis[left + 1] - axis[left])
+
+
+class _End(NamedTuple):
+    """One end of the stretches of an axis that places lie on: which point, and how much it counts."""
+
+    place: I64
+    weight: F64
+
+
+def _sides(axis: F64, place: F64) -> tuple[_End, _End]:
+    left, share = _corners(axis, place)
+    return _End(left, 1.0 - share), _End(np.minimum(left + 1, len(axis) - 1), share)
 
 
 def _table(grid: Grid, names: Sequence[str]) -> dict[str, Any]:

@@ -157,9 +157,9 @@ class Scheduler(ABC):
             seen: by scope.
         """
 
-    def facts(self, scope: int) -> dict[str, Any]:
-        """Return one scope's state as JSON; names with an underscore are working memory."""
-        return {name: column[scope].item() for name, column in self.state.items() if name[0] != "_"}
+    def facts(self, scopes: I64) -> dict[str, list[Any]]:
+        """Return some scopes' states, each a column of JSON; names with an underscore are working memory."""
+        return {name: column[scopes].tolist() for name, column in self.state.items() if name[0] != "_"}
 
 
 class Control(ABC):

@@ -85,7 +85,11 @@ class Controller:
 
     def facts(self, request: int) -> dict[str, Any]:
         """Return the state that decides a request's next round, as `control_state` stores it."""
-        return self.scheduler.facts(0 if self.control.streams else request)
+        return {name: values[0] for name, values in self.columns(np.array([request])).items()}
+
+    def columns(self, who: I64) -> dict[str, list[Any]]:
+        """Return `facts` of several requests, a column each."""
+        return self.scheduler.facts(self._scopes(who))
 
     def _scopes(self, who: I64) -> I64:
         return np.zeros_like(who) if self.control.streams else who

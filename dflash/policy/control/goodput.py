@@ -13,6 +13,7 @@ from dflash.policy.parameter import Number, Whole
 from dflash.policy.step_time import StepTime
 
 _SHORTEST_US = 1e-3
+_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class _Scheduler(Scheduler):
         self.control = control
         self.step_time = step_time
         self.lengths = np.arange(min(control.shortest, frame.longest), frame.longest + 1)
+        self._draft_us = step_time.draft(self.lengths, frame.branches)
+        self._verify_us: dict[Load, F64] = {}
         super().__init__(frame, size)
 
     def fresh(self, size: int) -> State:
@@ -80,8 +83,14 @@ class _Scheduler(Scheduler):
 
     def _best(self, rate: F64, load: Load) -> int:
         tokens = np.cumsum(rate[:, None] ** np.arange(self.frame.longest + 1), axis=1).sum(axis=0)
-        nodes = self.lengths * self.frame.branches
-        us = self.step_time.draft(self.lengths, self.frame.branches) + self.step_time.verify(
-            nodes, load.requests, load.context
-        )
+        us = self._draft_us + self._verify(load)
         return int(self.lengths[np.argmax(tokens[self.lengths] / np.maximum(us, _SHORTEST_US))])
+
+    def _verify(self, load: Load) -> F64:
+        """Microseconds of a forward by length; the last few are kept."""
+        if load not in self._verify_us:
+            if len(self._verify_us) == _KEPT:
+                self._verify_us.clear()
+            nodes = self.lengths * self.frame.branches
+            self._verify_us[load] = self.step_time.verify(nodes, load.requests, load.context)
+        return self._verify_us[load]

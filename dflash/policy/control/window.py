@@ -97,11 +97,11 @@ class _Scheduler(Scheduler):
         enough = min(self.control.every, self.control.window)
         self._act(who[(state["rounds"][who] >= enough) & (state["known"][who] >= self.control.after)])
 
-    def facts(self, scope: int) -> dict[str, Any]:
-        """Return one scope's state with the threshold that it comes to; see `Scheduler.facts`."""
-        facts = super().facts(scope)
+    def facts(self, scopes: I64) -> dict[str, list[Any]]:
+        """Return some scopes' states with the thresholds that they come to; see `Scheduler.facts`."""
+        facts = super().facts(scopes)
         if self.control.moves_threshold:
-            facts["t"] = float(self._threshold(np.array([scope]))[0])
+            facts["t"] = self._threshold(scopes).tolist()
         return facts
 
     def _act(self, who: I64) -> None:
