@@ -12,6 +12,7 @@ from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
 from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
+from dflash.engine.recorder import TakesRows
 from dflash.target.model import TrunkModel
 from dflash.target.scratch import LaneRows
 
@@ -22,8 +23,8 @@ ROW_BUDGET = 192
 class DenseRows(Protocol):
     """What makes the dense rows of a request that has ended."""
 
-    def rows(self, lane: Lane) -> Iterator[Row]:
-        """One row for every committed output token but the last, in order."""
+    def give(self, lane: Lane, sink: TakesRows) -> None:
+        """Give a sink one row for every committed output token but the last, in order."""
 
 
 class Draft(NamedTuple):
@@ -69,6 +70,11 @@ class DensePass:
         self.judge = judge
         self.shape = shape
         self.row_budget = row_budget
+
+    def give(self, lane: Lane, sink: TakesRows) -> None:
+        """Give a sink what `rows` makes."""
+        for row in self.rows(lane):
+            sink.row(lane, row)
 
     def rows(self, lane: Lane) -> Iterator[Row]:
         """One row for every committed output token but the last, in order."""

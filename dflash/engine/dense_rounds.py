@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from dflash.drafters.base import Drafter
+from dflash.engine.dense import DENSE
 from dflash.engine.dense_inputs import Heats
 from dflash.engine.dense_lanes import DenseLanes, backwards, rows_needed
-from dflash.engine.dense_record import DenseRowMaker
+from dflash.engine.dense_rows import DenseRowMaker
 from dflash.engine.dense_step import DenseStep
 from dflash.engine.device_law import LaneLaw
 from dflash.engine.device_plan import RoundPlan
-from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
+from dflash.engine.recorder import TakesRows, UnmadeStep, hand_over
+from dflash.kernels.round_lanes import RoundTree
 from dflash.target.native import NativeTrunk
 
 # groups that are queued before the first of them is read
@@ -30,39 +34,52 @@ class DenseRounds:
         self, trunk: NativeTrunk, drafter: Drafter, plan: RoundPlan, *, trunk_is_choices: bool
     ) -> None:
         self.trunk, self.drafter, self.plan = trunk, drafter, plan
-        self.trunk_is_choices = trunk_is_choices
+        tree = RoundTree.make(plan.shape.length, plan.shape.branches, 1, "cpu")
+        parents = tree.parents[0].tolist()
+        maker = DenseRowMaker(parents, tree.expanded, tree.branches, plan.store_topk, trunk_is_choices)
+        self._make = maker.rows
         self._held: DenseLanes | None = None
         self._steps: dict[bool, DenseStep] = {}
 
-    def rows(self, lane: Lane) -> Iterator[Row]:
-        """One row for every committed output token but the last, in order."""
+    def give(self, lane: Lane, sink: TakesRows) -> None:
+        """Give a sink one row for every committed output token but the last, in order."""
         positions = range(len(lane.request.prompt_tokens), len(lane.trunk) - 1)
         if not positions:
             return
         lanes = self._lanes(len(lane.trunk))
         lanes.follow(self.trunk, self.drafter, lane.index, positions[-1])
-        groups = list(backwards(positions, lanes.count))
-        for rows in reversed(list(self._groups(lanes, lane, groups))):
-            yield from rows
+        for step in reversed(list(self._groups(lanes, lane, positions))):
+            hand_over(sink, [lane] * len(step.known), step)
 
-    def _groups(self, lanes: DenseLanes, lane: Lane, groups: Sequence[Sequence[int]]) -> Iterator[list[Row]]:
-        """Rows of each group, made while the device is at the next ones."""
+    def _groups(self, lanes: DenseLanes, lane: Lane, positions: Sequence[int]) -> Iterator[UnmadeStep]:
+        """The rows of each group, the last ones first; a few are queued ahead of what is read."""
         temperature = lane.request.sampling.temperature
         draws = self.drafter.sampling_at(temperature)
         drawn = draws.temperature > 0 and self.plan.shape.length > 0
         law = LaneLaw(lane.request.sampling, draws if drawn else None)
         step = self._step(lanes, drawn)
-        maker = DenseRowMaker(step.tree, self.plan.store_topk, self.trunk_is_choices)
-        heats = Heats(temperature, draws.temperature if drawn else 0.0)
-        words = step.inputs.words_of(lane, groups, heats)
+        groups = list(backwards(positions, lanes.count))
+        words = step.inputs.words_of(lane, groups, Heats(temperature, draws.temperature if drawn else 0.0))
         waiting: deque[tuple[int, Sequence[int]]] = deque()
         for group, asked in zip(groups, words, strict=True):
             if len(waiting) == AHEAD:
-                ticket, before = waiting.popleft()
-                yield maker.rows(step.read(ticket), lane, before, law)
+                yield self._unmade(step, *waiting.popleft(), lane, law)
             waiting.append((step.queue(asked), group))
         for ticket, group in waiting:
-            yield maker.rows(step.read(ticket), lane, group, law)
+            yield self._unmade(step, ticket, group, lane, law)
+
+    def _unmade(
+        self, step: DenseStep, ticket: int, group: Sequence[int], lane: Lane, law: LaneLaw
+    ) -> UnmadeStep:
+        records = {
+            name: field[:, : len(group)] for name, field in step.read(ticket).items() if name != "times"
+        }
+        known = [{"kind": DENSE, "round": -1, "anchor_position": position} for position in group]
+        length, last = step.tree.length, len(lane.trunk) - 1
+        at = np.array(group, dtype=np.int64)[:, None] + 1 + np.arange(max(length, 1))
+        ahead = np.array(lane.trunk, dtype=np.int32)[np.minimum(at, last)]
+        counts = [min(length, last - position) for position in group]
+        return UnmadeStep(known, self._make, (records, ahead, counts, law))
 
     def _lanes(self, tokens: int) -> DenseLanes:
         capacity = rows_needed(self.trunk, self.drafter, tokens)

@@ -137,8 +137,7 @@ class Engine:
     def _close(self, lane: Lane, sink: Sink) -> None:
         """Draft from every committed position if asked, then end the request."""
         if self.dense is not None:
-            for row in self.dense.rows(lane):
-                sink.row(lane, row)
+            self.dense.give(lane, sink)
         sink.closed(lane)
 
     def _begin(
