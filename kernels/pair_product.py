@@ -54,6 +54,7 @@ def pair_product(
     Returns two [BLOCK_M, HALF] in float32 and the rows' sums of squares [BLOCK_M]. The rows are scaled by the
     norm's weight here; one over their root mean square commutes with the product and is left to the caller.
     """
+    GRAM: tl.constexpr = BLOCK_M < 64 and not (SWAP and HALF >= 64)
     m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)[None, :]
     x_rows = X + rows.to(tl.int64)[:, None] * stride_x
     a_rows = W + left.to(tl.int64)[:, None] * depth
@@ -77,11 +78,11 @@ def pair_product(
         # rows that are not there cost no traffic: with few rows, x is as much as the weight
         x = tl.load(x_rows + at, mask=here if EVEN else here & (at < depth), other=0.0)
         if NORM:
-            if BLOCK_M < 64:
+            if GRAM:
                 # its diagonal, made by the matrix unit: a sum over each row would wait for all threads
                 gram = tl.dot(x, _turned(x, WAYS), gram, input_precision="ieee")
             else:
-                # here it would be a wgmma of its own, that those of the products would wait for
+                # beside products that are wgmmas, another product would make them wait
                 wide = x.to(tl.float32)
                 squares += tl.sum(wide * wide, 2 if WAYS > 1 else 1)
             gain = _load(Norm, at, depth, EVEN)
@@ -92,7 +93,7 @@ def pair_product(
         else:
             a_sum = tl.dot(x, _turned(a, WAYS), a_sum, input_precision="ieee")
             b_sum = tl.dot(x, _turned(b, WAYS), b_sum, input_precision="ieee")
-    if BLOCK_M < 64:
+    if GRAM:
         squares = tl.sum(tl.where(diagonal, gram, 0.0), 2 if WAYS > 1 else 1)
     if WAYS > 1:
         a_sum, b_sum, squares = tl.sum(a_sum, 0), tl.sum(b_sum, 0), tl.sum(squares, 0)
