@@ -92,10 +92,12 @@ def _check_ids(view: View) -> None:
 
 def _check_range(view: View, name: str, size: int, kind: type[DataError], what: str) -> None:
     values = view.lists(name).values
-    ends = pc.min_max(values)
-    if not ends["min"].is_valid or (ends["min"].as_py() >= 0 and ends["max"].as_py() < size):
+    if values.null_count == len(values):
         return
-    data = values.fill_null(0).to_numpy(zero_copy_only=False)
+    data = (values.fill_null(0) if values.null_count else values).to_numpy(zero_copy_only=False)
+    # a negative number, taken as an unsigned one, is larger than any other
+    if data.view(f"u{data.itemsize}").max(initial=0) < min(size, np.iinfo(data.dtype).max + 1):
+        return
     at = first((data < 0) | (data >= size))
     view.fail_at(name, at, kind, f"{name} from 0 to {size - 1}, inside {what}", str(data[at]))
 

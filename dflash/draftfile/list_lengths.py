@@ -42,7 +42,7 @@ def check_lengths(view: View) -> None:
     """n elements per node list, n + 1 per slot list, K (n + 1) per top-k list, the same n in a row."""
     topk = view.limits.topk
     fits = {"node": _Fit(1, 0), "slot": _Fit(1, 1)} | ({"K per slot": _Fit(topk, 1)} if topk else {})
-    known = np.full(view.table.num_rows, UNKNOWN)
+    known: Ints | None = None
     begins: Ints | None = None
     for name in view.table.column_names:
         fit = fits.get(COLUMN[name].per) if name in COLUMN and COLUMN[name].is_list else None
@@ -52,6 +52,10 @@ def check_lengths(view: View) -> None:
         # a null list that fits has nothing to be compared with
         if begins is not None and np.array_equal(lists.offsets, fit.offsets(begins)):
             continue
+        if known is None and lists.absent is None and COLUMN[name].per == "node":
+            known, begins = lists.counts, lists.offsets
+            continue
+        known = np.full(view.table.num_rows, UNKNOWN) if known is None else known
         lengths = lists.lengths
         nodes = fit.nodes(lengths)
         odd = (nodes != UNKNOWN) & ((nodes < 0) | ((known != UNKNOWN) & (nodes != known)))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dflash.draftfile.summary import Kind
-from dflash.draftfile.view import Ints, Place, whole
+from dflash.draftfile.view import Ints, Place, texts, whole
 from dflash.draftfile.violations import RequestSplit, RowOrder
 
 # prefill, prompt features, live, dense: the place of each kind within its request
@@ -32,7 +32,7 @@ def check_requests(table: pa.Table, seen: Collection[str], place: Place = Place(
         return set()
     ids = whole(table["request_id"])
     starts = request_starts(table)
-    names = ids.take(pa.array(starts)).to_pylist()
+    names = texts(ids.take(pa.array(starts)))
     known = set(names)
     if len(known) < len(names) or not known.isdisjoint(seen):
         at = _again(names, set(seen))
@@ -65,7 +65,8 @@ def request_starts(table: pa.Table) -> Ints:
 
 
 def _check_order(kind: Ints, rounds: Ints, starts: Ints, place: Place) -> None:
-    rank = RANK.take(kind)
+    # as RANK says, in a fortieth of the time that it takes to look there
+    rank = kind ^ 2
     first = np.zeros(len(rank), bool)
     first[starts] = True
     back = np.flatnonzero((rank[1:] < rank[:-1]) & ~first[1:]) + 1
@@ -78,10 +79,10 @@ def _check_order(kind: Ints, rounds: Ints, starts: Ints, place: Place) -> None:
     if len(alone):
         expected = f"one prefill row (kind {int(Kind.PREFILL)}) at the start of a request"
         raise RowOrder(expected, f"kind {kind[alone[0]]}", *place, int(alone[0]))
-    live = kind == Kind.LIVE
-    wanted = np.zeros_like(rounds)
-    np.multiply(rounds[:-1] + 1, live[:-1] & ~first[1:], out=wanted[1:])
-    wanted = np.where(live, wanted, -1)
+    # what comes before the first live row of a request is round -1 too
+    wanted = np.full_like(rounds, -1)
+    np.add(rounds[:-1], 1, out=wanted[1:])
+    wanted[kind != Kind.LIVE] = -1
     wrong = np.flatnonzero(rounds != wanted)
     if len(wrong):
         raise RowOrder(f"round {wanted[wrong[0]]}", str(rounds[wrong[0]]), *place, int(wrong[0]))

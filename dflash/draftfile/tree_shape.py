@@ -10,15 +10,16 @@ from dflash.draftfile.violations import AcceptedPath, ParentOrder
 NO_NODE = -9
 
 
-def chains(offsets: Ints, parent: Ints, anchor: int = -1) -> bool:
+def chains(offsets: Ints, parent: Ints, anchor: int = -1, counts: Ints | None = None) -> bool:
     """Whether every row is a single chain, its nodes in order.
 
     Args:
         offsets: `[rows + 1]` where the nodes of each row begin.
         parent: `[nodes]` index of the parent within the row.
         anchor: the parent of a first node.
+        counts: `[rows]` nodes of each row, where they are known.
     """
-    counts = np.diff(offsets)
+    counts = np.diff(offsets) if counts is None else counts
     width = int(counts.max(initial=0))
     if width and np.count_nonzero(counts) * width == len(parent):
         chain = np.arange(anchor, anchor + width).astype(parent.dtype)
@@ -39,7 +40,7 @@ def check_parents(view: View) -> bool:
         return False
     lists = view.lists("node_parent")
     parent = lists.values.to_numpy(zero_copy_only=False)
-    view.chains = chains(lists.offsets, parent)
+    view.chains = chains(lists.offsets, parent, counts=lists.counts)
     if view.chains:
         return True
     position = lists.positions
@@ -58,7 +59,7 @@ def check_accepted(view: View) -> None:
     accepted, nodes = view.lists("accepted_nodes"), view.lists("node_parent")
     index = accepted.values.to_numpy(zero_copy_only=False)
     counts, parents = nodes.counts, nodes.values.to_numpy(zero_copy_only=False)
-    first_nodes = index.min(initial=0) >= 0 and chains(accepted.offsets, index, anchor=0)
+    first_nodes = index.min(initial=0) >= 0 and chains(accepted.offsets, index, 0, accepted.counts)
     if view.chains and first_nodes and (accepted.counts <= counts).all():
         return
     size = np.repeat(counts, accepted.counts)

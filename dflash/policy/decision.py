@@ -19,19 +19,22 @@ class Decision:
 
     Attributes:
         trees: of the rounds that were judged.
-        last_node: `[R]` flat node where the accepted path ends, -1 where nothing is accepted.
-        accepted_count: `[R]` length of that path.
+        accepted_count: `[R]` length of the accepted path.
         last_slot: `[R]` flat slot where the path ends, and the bonus token is drawn.
         bonus: `[R]` bonus token, -1 if the rounds do not hold it.
         coin_tie: `[R]` whether a coin lay so near to its threshold that rounding may decide.
     """
 
     trees: Trees
-    last_node: I64
     accepted_count: I64
     last_slot: I64
     bonus: Array
     coin_tie: Bool
+
+    @cached_property
+    def last_node(self) -> I64:
+        """Flat node where each accepted path ends, -1 where nothing is accepted; `[R]`."""
+        return np.where(self.accepted_count > 0, self.last_slot - np.arange(1, len(self.trees) + 1), -1)
 
     @cached_property
     def accepted_nodes(self) -> I64:
@@ -64,10 +67,8 @@ class Decision:
             rows: where they were.
         """
         moved = rounds.node_offsets[:-1] - self.trees.node_offsets[rows]
-        last = self.last_node[rows]
         return Decision(
             rounds.trees,
-            np.where(last >= 0, last + moved, -1),
             self.accepted_count[rows],
             self.last_slot[rows] + moved + np.arange(len(rows)) - rows,
             self.bonus[rows],
@@ -94,20 +95,19 @@ def end_at(rounds: Rounds, last_node: I64, slot_token: Array, coin_tie: Bool | N
     ended = last_node >= 0
     count[ended] = rounds.node_depth[last_node[ended]]
     last_slot = np.where(ended, last_node + np.arange(1, len(rounds) + 1), rounds.root_slot)
-    return _decision(rounds, last_node, count, last_slot, slot_token, coin_tie)
+    return _decision(rounds, count, last_slot, slot_token, coin_tie)
 
 
 def end_after(rounds: Rounds, count: I64, slot_token: Array, coin_tie: Bool | None = None) -> Decision:
     """Do as `end_at` does on chains, of which the first `count` nodes are accepted; `[R]`."""
-    last_node = (rounds.node_offsets[:-1] + count) * (count > 0) - 1
-    return _decision(rounds, last_node, count, rounds.root_slot + count, slot_token, coin_tie)
+    return _decision(rounds, count, rounds.root_slot + count, slot_token, coin_tie)
 
 
 def _decision(
-    rounds: Rounds, last_node: I64, count: I64, last_slot: I64, slot_token: Array, coin_tie: Bool | None
+    rounds: Rounds, count: I64, last_slot: I64, slot_token: Array, coin_tie: Bool | None
 ) -> Decision:
     tie = np.zeros(len(rounds), dtype=bool) if coin_tie is None else coin_tie
-    return Decision(rounds.trees, last_node, count, last_slot, slot_token[last_slot], tie)
+    return Decision(rounds.trees, count, last_slot, slot_token[last_slot], tie)
 
 
 def longest(rounds: Rounds, ok: Bool, slot_token: Array, score: F64 | None = None) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -13,9 +13,9 @@ import numpy as np
 from dflash.draftfile.view import whole
 from dflash.policy import topology
 from dflash.policy.errors import MissingColumns, NullColumn
-from dflash.policy.flat import as_stored, flat_values, list_counts
+from dflash.policy.flat import as_stored, flat_values, list_offsets
+from dflash.policy.lazy import Columns
 from dflash.policy.noise import F64, I64, U32, Purpose, chain_coins, coins
-from dflash.policy.runs import Runs
 from dflash.policy.topology import Bool
 from dflash.policy.trees import ALL, Array, Index, Trees
 
@@ -45,50 +45,20 @@ def column_per(name: str) -> Per:
     return Per.EXPANDED if name.startswith("draft_topk_") else Per.ROUND
 
 
-class Columns(Mapping[str, Array]):
-    """Columns that are made when they are first looked at.
-
-    Args:
-        names: of all columns.
-        make: gives a column by name.
-    """
-
-    def __init__(self, names: Iterable[str], make: Callable[[str], Array]) -> None:
-        self._made: dict[str, Array | None] = dict.fromkeys(names)
-        self._make = make
-
-    def __getitem__(self, name: str) -> Array:
-        found = self._made[name]
-        if found is None:
-            found = self._made[name] = self._make(name)
-        return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._made
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
 @dataclass(frozen=True, eq=False)
 class Rounds:
     """R rounds with N nodes and N + R slots; what belongs to the trees alone is in `trees`.
 
     Attributes:
         trees: where nodes and slots stand.
-        anchor_position: `[R]`.
-        key: `[R, 2]` Philox key of the round's request.
+        facts: `anchor_position` and `key`, see there.
         values: columns by draft-file name as stored (a null float is NaN, a null integer -1); top-k columns
             have one row of K a slot. Indexing the rounds gives the same, floats widened to float64.
         source: the rounds that these were selected from, and the nodes that were kept.
     """
 
     trees: Trees
-    anchor_position: I64
-    key: U32
+    facts: Mapping[str, Array]
     values: Mapping[str, Array]
     source: tuple[Rounds, Index] | None = field(default=None, repr=False)
 
@@ -105,13 +75,17 @@ class Rounds:
             key: `[R, 2]`.
             values: flat columns by name; top-k columns may be flat or `[rows, K]`.
         """
-        trees = Trees(topology.offsets_of(counts), node_parent)
-        slots = len(node_parent) + len(counts)
+        facts: dict[str, Array] = {"anchor_position": anchor_position, "key": key}
+        return cls._of(Trees(topology.offsets_of(counts), node_parent), facts, values)
+
+    @classmethod
+    def _of(cls, trees: Trees, facts: Mapping[str, Array], values: Mapping[str, Array]) -> Rounds:
+        slots = len(trees.node_parent) + len(trees)
 
         def make(name: str) -> Array:
             return _shape(name, values[name], values, slots)
 
-        return cls(trees, anchor_position, key, Columns(values, make))
+        return cls(trees, facts, Columns(values, make))
 
     @classmethod
     def from_row(
@@ -144,13 +118,15 @@ class Rounds:
         )
 
     @classmethod
-    def from_table(cls, table: pa.Table, keys: U32, columns: Iterable[str] = ()) -> Rounds:
+    def from_table(
+        cls, table: pa.Table, columns: Iterable[str] = (), keys: Callable[[], U32] | None = None
+    ) -> Rounds:
         """Take rows of a draft file, each of which has a tree (live or dense).
 
         Args:
             table: with `node_parent`, `anchor_position` and the columns asked for.
-            keys: `[R, 2]` Philox key of each row's request.
             columns: node, slot and top-k columns to bring along.
+            keys: gives the `[R, 2]` Philox keys of the rows' requests; None if no coins are drawn.
 
         Raises:
             MissingColumns: a column is not in the table.
@@ -159,19 +135,22 @@ class Rounds:
         if missing := wanted.difference(table.column_names):
             raise MissingColumns(missing)
         lists = whole(table.column("node_parent"))
-        counts = list_counts(lists)
-        per = {Per.NODE: counts, Per.SLOT: counts + 1}
+        offsets = list_offsets(lists)
+        trees = Trees(offsets, flat_values(lists, np.diff(offsets)))
 
         def make(name: str) -> Array:
-            found = whole(table.column(name))
-            if name in CERTAIN and (found.null_count or found.flatten().null_count):
-                raise NullColumn(name, "it is null in some of these rounds")
-            return flat_values(found, per.get(column_per(name)))
+            found, extra = whole(table.column(name)), {Per.NODE: 0, Per.SLOT: 1}.get(column_per(name))
+            return flat_values(found, trees.counts, extra, name if name in CERTAIN else None)
+
+        def fact(name: str) -> Array:
+            if name == "key" and keys is not None:
+                return keys()
+            anchors: Array = whole(table.column(name)).to_numpy(zero_copy_only=False)
+            return anchors.astype(np.int64)
 
         names = sorted(wanted - {"node_parent", "anchor_position"})
-        anchors = whole(table.column("anchor_position")).to_numpy(zero_copy_only=False)
-        flat = flat_values(lists, counts)
-        return cls.build(counts, flat, anchors.astype(np.int64), keys, Columns(names, make))
+        known = ["anchor_position"] if keys is None else ["anchor_position", "key"]
+        return cls._of(trees, Columns(known, fact), Columns(names, make))
 
     def __len__(self) -> int:
         return len(self.trees)
@@ -213,6 +192,22 @@ class Rounds:
         if len(stored) and np.isnan(stored.min()):
             raise NullColumn(column, "it is null in some of these rounds")
         return values
+
+    @property
+    def anchor_position(self) -> I64:
+        """Position of each round's anchor; `[R]`."""
+        return self.facts["anchor_position"]
+
+    @property
+    def key(self) -> U32:
+        """Philox key of each round's request; `[R, 2]`.
+
+        Raises:
+            MissingColumns: no keys were given.
+        """
+        if "key" not in self.facts:
+            raise MissingColumns(["request_info"])
+        return self.facts["key"]
 
     @property
     def node_offsets(self) -> I64:
@@ -334,8 +329,8 @@ class Rounds:
         """
         index = _Index(self, self.trees.keep(rows, nodes, counts), rows, nodes)
         values = Columns(self.values, lambda name: index.take(name, self.values[name]))
-        keys = self.key.take(rows, axis=0)
-        return Rounds(index.kept, self.anchor_position[rows], keys, values, source=(self, nodes))
+        facts = Columns(self.facts, lambda name: self.facts[name].take(rows, axis=0))
+        return Rounds(index.kept, facts, values, source=(self, nodes))
 
     def take(self, rows: I64) -> Rounds:
         """Keep whole rounds, in the order given."""
@@ -354,26 +349,31 @@ class _Index:
     def __init__(self, rounds: Rounds, kept: Trees, rows: I64, nodes: Index) -> None:
         self.rounds, self.kept = rounds, kept
         self._rows, self._nodes = rows, nodes
-        self._of: dict[Per, Index | Runs] = {Per.ROUND: rows, Per.NODE: nodes}
+        self._of: dict[Per, Index | Bool] = {Per.ROUND: rows, Per.NODE: nodes}
 
     def take(self, name: str, values: Array) -> Array:
         """Return what a column holds of the kept rounds."""
         return self._pick(column_per(name), values)
 
     def _pick(self, per: Per, values: Array) -> Array:
-        index = self._index(per)
-        return index.of(values) if isinstance(index, Runs) else values[index]
+        kept: Array = values[self._index(per)]
+        return kept
 
-    def _index(self, per: Per) -> Index | Runs:
+    def _index(self, per: Per) -> Index | Bool:
         if per not in self._of:
             self._of[per] = self._slots() if per is Per.SLOT else self._expanded()
         return self._of[per]
 
-    def _slots(self) -> Index | Runs:
+    def _slots(self) -> Index | Bool:
         rows, nodes = self._rows, self._nodes
         if nodes is ALL:
-            # rounds that are left out have no nodes
-            return Runs.among(self.rounds.trees.slot_offsets, rows)
+            # rounds that are left out have no nodes, and one slot
+            gone = np.ones(len(self.rounds), dtype=bool)
+            gone[rows] = False
+            offsets = self.rounds.trees.slot_offsets
+            inside = np.ones(int(offsets[-1]), dtype=bool)
+            inside[offsets[:-1][gone]] = False
+            return inside
         slots = np.empty(len(self.kept.node_parent) + len(self.kept), dtype=np.int64)
         slots[self.kept.root_slot] = self.rounds.root_slot[rows]
         slots[self.kept.node_slot] = self.rounds.node_slot[nodes]

@@ -52,7 +52,7 @@ class Trees:
         """Whether every round is a single chain, its nodes in order."""
         if self.recorded is not None and self.recorded[1] is ALL and self.recorded[0].chains:
             return True
-        return chains(self.node_offsets, self.node_parent)
+        return chains(self.node_offsets, self.node_parent, counts=self.counts)
 
     @cached_property
     def node_round(self) -> I64:
@@ -209,6 +209,10 @@ class Trees:
 
     def keep(self, rows: I64, nodes: Index, counts: I64) -> Trees:
         """Keep some rounds and some of their nodes; see `Rounds.select`."""
+        if nodes is ALL:
+            # rounds that are left out have no nodes
+            offsets = np.append(self.node_offsets[rows], self.node_offsets[-1])
+            return Trees(offsets, self.node_parent, (self, ALL))
         offsets = topology.offsets_of(counts)
         if self.chains:
             parent = self.node_parent[nodes]

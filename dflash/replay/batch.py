@@ -62,7 +62,8 @@ class Batch:
     def emitted(self) -> int:
         """Tokens that the recording kept in the live rows."""
         kept = whole(self.table["emitted"]).fill_null(0).to_numpy(zero_copy_only=False)
-        return int(kept[self.live].sum())
+        # prefills are few
+        return int(kept.sum()) - int(kept[~self.live].sum())
 
     def only_live(self) -> Batch:
         """Return the batch without its prefill rows; the requests stay."""
@@ -72,7 +73,7 @@ class Batch:
     def rounds(self, columns: Iterable[str]) -> Rounds:
         """Return all rows, prefills included, with the columns given that belong to nodes or slots."""
         wanted = [name for name in columns if column_per(name) is not Per.ROUND]
-        return Rounds.from_table(self.table, self.requests.keys.take(self.owner, axis=0), wanted)
+        return Rounds.from_table(self.table, wanted, lambda: self.requests.keys.take(self.owner, axis=0))
 
     def parts(self, rounds: Rounds) -> list[Part]:
         """Split the live rounds by context, which a request may change; `rounds` are those of `rounds()`."""
@@ -112,7 +113,7 @@ def decided_batch(file: DraftFile, table: pa.Table, keep: Bool) -> Batch:
     kind = decided["kind"].to_numpy()
     # a request begins with its prefill, which the reader has checked
     starts = np.flatnonzero(kind == Kind.PREFILL)
-    owner = np.cumsum(kind == Kind.PREFILL) - 1
+    owner = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(kind)))
     heads = decided.select(["request_id", "request_info"]).take(pa.array(starts))
     requests = Requests.parse(file, *(heads[name].to_pylist() for name in heads.column_names))
     return Batch(file, decided, requests, owner, kind == Kind.LIVE)

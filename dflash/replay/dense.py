@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.summary import Kind
+from dflash.policy.lazy import Columns
 from dflash.policy.noise import F64, I64
-from dflash.policy.rounds import Columns, Per, Rounds, column_per
+from dflash.policy.rounds import Per, Rounds, column_per
 from dflash.policy.topology import Bool
 from dflash.policy.trees import Array
 from dflash.replay.batch import Batch, decided_batch, read_columns
@@ -152,8 +153,7 @@ def _last_decided(kind: I64, owner: I64) -> Bool:
 
 def _last_tokens(decided: Batch) -> I64:
     """Return the last token that each request kept, of its last rows; `[requests]`."""
-    keys = np.zeros((len(decided.owner), 2), dtype=np.uint32)
-    rounds = Rounds.from_table(decided.table, keys, ["node_token"])
+    rounds = Rounds.from_table(decided.table, ["node_token"])
     last = np.full(len(decided.requests), -1, dtype=np.int64)
     # in file order, so that the last row of a request stays
     last[decided.owner] = Recorded.of(decided.table, rounds).last_token

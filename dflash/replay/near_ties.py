@@ -9,8 +9,9 @@ import numpy as np
 from dflash.draftfile.reader import DraftFile
 from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
+from dflash.policy.lazy import Columns
 from dflash.policy.noise import F64, I64
-from dflash.policy.rounds import Columns, Rounds
+from dflash.policy.rounds import Rounds
 from dflash.policy.shape import SCORED, Shape
 from dflash.policy.topology import Bool
 from dflash.replay.dense import COMMITTED, DenseBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -170,26 +170,37 @@ def draws_of(sums: F64, requests: int) -> F64:
     Returns:
         `[resamples, columns]`.
     """
-    weight = _weights(requests)
-    # whole numbers that float32 adds up exactly take half the time
+    # whole numbers that float32 adds up exactly take half the time, and equal columns may share it
     if requests * np.abs(sums).max(initial=0.0) < 2**24 and (sums == np.rint(sums)).all():
-        sums = sums.astype(np.float32)
+        columns = np.ascontiguousarray(sums.T, dtype=np.float32)
+        known: dict[bytes, int] = {}
+        own = [known.setdefault(column.tobytes(), len(known)) for column in columns]
+        distinct = columns[[own.index(place) for place in range(len(known))]]
+        return _drawn(np.ascontiguousarray(distinct.T), requests).take(own, axis=1)
+    return _drawn(sums, requests)
+
+
+def _drawn(sums: npt.NDArray[np.floating[Any]], requests: int) -> F64:
+    """Add up the requests that each resample draws, in the precision of the sums."""
+    weight = _weights(requests)
     total = np.zeros((len(weight), sums.shape[1]), dtype=sums.dtype)
     for first in range(0, requests, _DEEP):
         some = sums[first : first + _DEEP]
         rows = max(1, _TERMS // max(1, some.size))
         for begin in range(0, len(weight), rows):
-            drawn = weight[begin : begin + rows, first : first + _DEEP].astype(sums.dtype)
+            drawn = weight[begin : begin + rows, first : first + _DEEP].astype(sums.dtype, copy=False)
             total[begin : begin + rows] += drawn @ some
     return total.astype(np.float64)
 
 
 @lru_cache(maxsize=2)
-def _weights(requests: int) -> npt.NDArray[np.uint8]:
+def _weights(requests: int) -> npt.NDArray[np.float32 | np.uint8]:
     """How often each request is drawn in each resample; `[resamples, requests]`."""
     random = np.random.default_rng(_SEED)
     resamples = max(_FEWEST_RESAMPLES, min(RESAMPLES, _MOST_DRAWS // requests))
-    weight = np.empty((resamples, requests), dtype=np.uint8)
+    # ready to be multiplied, unless that takes too much memory
+    dtype = np.float32 if resamples * requests <= _MOST_DRAWS else np.uint8
+    weight = np.empty((resamples, requests), dtype=dtype)
     chunk = max(1, _CHUNK // requests)
     for begin in range(0, resamples, chunk):
         drawn = random.integers(requests, size=(min(chunk, resamples - begin), requests))

@@ -99,10 +99,10 @@ class Tally(Counts):
 
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
         """Count the rounds of one row group, given the request of each."""
-        accepted = [item.decision.accepted_count for item in judged]
-        depths = [item.rounds.trees.tree_depth for item in judged]
-        tried = [np.minimum(count + 1, depth) for count, depth in zip(accepted, depths, strict=True)]
-        self.count_depths(owners, accepted, tried, requests)
+        pairs = list(zip(owners, judged, strict=True))
+        lengths = [_by_request(owner, item.decision.accepted_count, requests) for owner, item in pairs]
+        tried = [_tried(owner, item, length) for (owner, item), length in zip(pairs, lengths, strict=True)]
+        self._add(lengths, tried, requests)
         for item in judged:
             self._count(item.rounds, item.decision)
         for collector in self.collectors:
@@ -112,8 +112,14 @@ class Tally(Counts):
         self, owners: Sequence[I64], accepted: Sequence[I64], tried: Sequence[I64], requests: int
     ) -> None:
         """Count how deep the rounds of one row group went: accepted nodes, and the deepest depth tried."""
-        for counts, depths in ((self._lengths, accepted), (self._reached, tried)):
-            found = [_by_request(owner, depth, requests) for owner, depth in zip(owners, depths, strict=True)]
+        lengths, reached = (
+            [_by_request(owner, depth, requests) for owner, depth in zip(owners, depths, strict=True)]
+            for depths in (accepted, tried)
+        )
+        self._add(lengths, reached, requests)
+
+    def _add(self, lengths: Sequence[I64], reached: Sequence[I64], requests: int) -> None:
+        for counts, found in ((self._lengths, lengths), (self._reached, reached)):
             total = stacked_sum(found, requests)
             # there may be many policies and many requests
             counts.append(total.astype(np.min_scalar_type(int(total.max(initial=0)))))
@@ -156,6 +162,24 @@ def stacked_sum(parts: Sequence[I64], rows: int) -> I64:
 def _by_request(owner: I64, value: I64, requests: int) -> I64:
     width = int(value.max(initial=0)) + 1
     return np.bincount(owner * width + value, minlength=requests * width).reshape(requests, width)
+
+
+def _tried(owner: I64, item: Judged, lengths: I64) -> I64:
+    """Return rounds by request and deepest depth tried, min(accepted + 1, depth of the tree).
+
+    Args:
+        lengths: rounds by request and accepted length.
+    """
+    trees, accepted = item.rounds.trees, item.decision.accepted_count
+    if not (trees.chains and trees.width):
+        return _by_request(owner, np.minimum(accepted + 1, trees.tree_depth), len(lengths))
+    tried = np.zeros((len(lengths), lengths.shape[1] + 1), dtype=np.int64)
+    tried[:, 1:] = lengths
+    if lengths.shape[1] > trees.width:
+        # a chain that is accepted to its end was tried no deeper
+        tried[:, trees.width] += tried[:, -1]
+        return tried[:, :-1]
+    return tried
 
 
 def _concatenated(parts: Sequence[Counted]) -> I64:

@@ -79,7 +79,7 @@ def read_steps(files: Sequence[DraftFile]) -> Steps:
 
 def _rows(live: pa.Table, process: int) -> F64:
     """Return process, step, shape, nodes, context, batch and times of every row; NaN = null; `[rows, 9]`."""
-    rounds = Rounds.from_table(live, np.zeros((live.num_rows, 2), dtype=np.uint32))
+    rounds = Rounds.from_table(live)
     depth = np.zeros(len(rounds), dtype=np.int64)
     np.maximum.at(depth, rounds.node_round, rounds.node_depth)
     step = _floats(live, "step")

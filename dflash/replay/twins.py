@@ -64,8 +64,7 @@ def twins(file: DraftFile, recorded: Policy) -> Iterator[Twins]:
         same = _cut_exactly(file, recorded, decided, live_rows)
         live_rows, dense_rows = live_rows[same], dense_rows[same]
         live = decided.rounds(TWIN_COLUMNS).take(live_rows)
-        keys = np.zeros((dense.num_rows, 2), dtype=np.uint32)
-        whole = Rounds.from_table(dense, keys, columns).take(dense_rows)
+        whole = Rounds.from_table(dense, columns).take(dense_rows)
         other = _as_live(recorded, decided, live_rows, whole)
         temperature = np.array([request.context.temperature for request in decided.requests])
         owner = decided.owner[live_rows]

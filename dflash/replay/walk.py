@@ -11,9 +11,10 @@ import numpy as np
 
 from dflash.policy.context import RuleContext
 from dflash.policy.decision import Decision
+from dflash.policy.lazy import Columns
 from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
-from dflash.policy.rounds import Columns, Rounds
+from dflash.policy.rounds import Rounds
 from dflash.policy.topology import Bool
 from dflash.replay.batch import Part
 from dflash.replay.dense import COMMITTED, ON_TRUNK, DenseBatch, onto_trunk

@@ -8,20 +8,29 @@ from hypothesis import strategies as st
 from dflash.draftfile.tree_shape import chains
 from dflash.policy import noise
 from dflash.policy.rounds import Rounds
-from dflash.policy.runs import Runs
 
-ROWS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=300)
+EMPTY = st.lists(st.one_of(st.just((0, False)), st.tuples(st.integers(0, 3), st.just(True))), min_size=1)
+ROWS = EMPTY | st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=300)
 
 
 @given(ROWS)
-def test_stretches_hold_the_values_of_their_rows(rows):
+def test_rounds_taken_hold_the_slots_of_their_rows(rows):
     counts, kept = (np.array(column) for column in zip(*rows, strict=True))
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    values = np.arange(offsets[-1])
-    found = Runs.among(offsets, np.flatnonzero(kept)).of(values)
-    assert found.tolist() == [
-        value for row in np.flatnonzero(kept) for value in values[offsets[row] : offsets[row + 1]]
-    ]
+    parents = [node - 1 for own in counts for node in range(own)]
+    slots = np.arange(len(parents) + len(counts))
+    rounds = Rounds.build(
+        counts,
+        np.array(parents, dtype=np.int16),
+        np.arange(len(counts)),
+        np.zeros((len(counts), 2), dtype=np.uint32),
+        {"slot_choice": slots},
+    )
+    taken = rounds.take(np.flatnonzero(kept))
+    offsets = np.concatenate(([0], np.cumsum(counts + 1)))
+    expected = [slots[offsets[row] : offsets[row + 1]].tolist() for row in np.flatnonzero(kept)]
+    assert taken["slot_choice"].tolist() == sum(expected, [])
+    assert taken.trees.counts.tolist() == counts[kept].tolist()
+    assert taken.anchor_position.tolist() == np.flatnonzero(kept).tolist()
 
 
 @settings(max_examples=40)
