@@ -39,13 +39,13 @@ class DenseStep:
         self.inputs = DenseInputs.make(count, max(shape.length, 1), device)
         drafter = lanes.own_drafter if self.tree.nodes else None
         seen = 2 if drafter is None else draft_top(drafter, plan.store_topk)
-        self.fields = dense_fields(RecordSizes(count, plan.top, seen, 0, False), self.tree)
+        self.fields = dense_fields(RecordSizes(count, plan.top, seen, 0, False), self.tree, drawn)
         self.record = torch.zeros((1, record_words(self.fields)), dtype=torch.int32, device=device)
         self.views = RoundViews.of(self.record[0], self.fields, Moves.make(count, self.tree, device))
         self.ring = RecordRing(self.record, self.fields)
         view = tensors_of(self.record[0], self.fields)
         self._trunk_logit = view["trunk_logit"]
-        self._forced = _columns(self.chain, view["forced_ids"], view["forced_logits"])
+        self._forced = _columns(self.chain, view["forced_ids"], view["forced_logits"]) if drawn else None
         kids = self.tree.branches if self.tree.nodes else 0
         rows = count * (self.tree.nodes + 1)
         self._scratch = SlotScratch.make(rows, trunk.vocabulary, plan.top, kids, device)
@@ -108,8 +108,8 @@ class DenseStep:
             columns = views.drafted._replace(rows=verify.tokens)
             given = (self._block, self._context, lanes, columns, views.confidence, self.drawn)
             logits = self._draft.run(*given)
-            if self.drawn:
-                self._force(self._draft, logits)
+            if self._forced is not None:
+                self._force(self._draft, logits, self._forced)
         output = self.trunk.step.run(self._verify, self._cache).logits
         if output is None:
             raise RuntimeError("a dense pass needs a step that leaves logits")
@@ -120,13 +120,13 @@ class DenseStep:
         )  # fmt: skip
         self._trunk_logit.copy_(scored[:, 0].gather(1, self.inputs.trunk[0].long()[:, None]))
 
-    def _force(self, draft: DraftPart, logits: Tensor) -> None:
-        """What the drafter saw at each slot behind the trunk's own tokens."""
+    def _force(self, draft: DraftPart, logits: Tensor, out: DraftColumns) -> None:
+        """Note what the drafter saw at each slot behind the trunk's own tokens."""
         way: dict[str, Any] = {"impl": self.way.impl, "pdl": self.way.pdl}
-        given = (draft.bias, draft.law, self.chain, self.inputs.lanes, self._forced)
+        given = (draft.bias, draft.law, self.chain, self.inputs.lanes, out)
         for depth in range(1, self.chain.length + 1):
             draft_level(logits, depth, *given, ids=draft.ids, scratch=draft.drawing, **way)
-            self._forced.tokens[:, depth - 1].copy_(self.inputs.trunk[depth - 1])
+            out.tokens[:, depth - 1].copy_(self.inputs.trunk[depth - 1])
 
 
 def _rows_of(space: StepSpace) -> RowInputs:

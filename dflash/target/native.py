@@ -30,9 +30,9 @@ class NativeTrunk(TrunkModel):
     """`TrunkModel` on the native kernels.
 
     Trees of up to 64 rows a lane, the anchor's included, that hang on the trunk's end take the native step.
-    Longer prompts, larger trees, and the dense pass's rows in the middle of a trunk go through transformers,
-    on the same cache. Rows are padded to a few widths; in `replay-exact` to one, so that a row's bits do not
-    depend on the batch.
+    Longer prompts, larger trees, and rows in the middle of a trunk go through transformers, on the same
+    cache; the dense pass has lanes `beside` these, whose trunks end where it drafts. Rows are padded to a few
+    widths; in `replay-exact` to one, so that a row's bits do not depend on the batch.
 
     Attributes:
         prefills: whether prompts take the native step too, whatever their length.

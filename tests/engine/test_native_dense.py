@@ -69,6 +69,7 @@ RUNS = {
     "tree, drawn": {"drafter": "dspark", "length": 3, "branches": 3, "rounds": "device"} | DRAWN,
     "nucleus": {"drafter": "dflash", "length": 3, "branches": 2} | NUCLEUS | DRAWN,
     "tree, host": {"drafter": "dflash", "length": 3, "branches": 3, "rounds": "host"} | DRAWN,
+    "adaptive": {"drafter": "dspark", "length": 3, "branches": 1, "policy": "match:control=window"} | DRAWN,
     "cut": {"drafter": "dspark", "length": 3, "branches": 3, "policy": "match:length=2,branches=2"} | DRAWN,
 }  # fmt: skip
 
@@ -125,6 +126,17 @@ def test_each_forward_takes_as_many_anchors_as_there_are_lanes(
     assert held.count == STEP_ROWS // 4
     assert min(anchors) > 1
     assert held.trunk.native == held.trunk.work.forwards == sum(-(-one // held.count) for one in anchors)
+
+
+@pytest.mark.parametrize("name", ["plain", "tree, drawn"])
+def test_rows_may_be_made_in_another_process(
+    target: Any, drafters: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    found = []
+    for place in ("inline", "process"):
+        given = given_for(name, drafters) | {"recorder": place}
+        found.append(recorded(target, tmp_path / place, **given)[0])
+    device_runs.same_rows(*found, atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize("rounds", ["host", "device"])
