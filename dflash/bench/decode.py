@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dflash.bench.decode_models import Subject
+from dflash.bench.decode_peers import Peer
 from dflash.engine.chat import Defaults
 from dflash.engine.device_engine import DeviceEngine
 from dflash.engine.features import FeatureMode
@@ -177,30 +178,37 @@ class _NoSink:
         """A prompt has no more requests."""
 
 
+def settings_of(
+    subject: Subject, side: Side, lanes: int, given: DecodeSettings, folder: Path
+) -> RecordSettings:
+    """What a side records with."""
+    drafts = side.decoding == SPECULATIVE
+    return RecordSettings(
+        output=folder / "unused.parquet",
+        drafter=subject.drafter if drafts else "none",
+        policy=parse_policy(given.policy if drafts else "match"),
+        defaults=Defaults(Sampling(given.temperature), seed=0, max_new_tokens=given.new_tokens),
+        length=given.length if drafts else 0,
+        branches=given.branches if drafts else 1,
+        lanes=lanes,
+        features=given.features if side.manner == RECORDED else FeatureMode.NONE,
+        dense=given.dense and drafts and side.manner == RECORDED,
+        target_impl="native",
+        draft_impl="native" if drafts else "generic",
+        rounds="host" if side.manner == HOST else "device",
+        keep_host=False,
+        chain=given.chain,
+        step_time=given.step_time,
+    )
+
+
 class Decoder:
     """One side at some number of lanes, ready to run again and again."""
 
     def __init__(self, subject: Subject, side: Side, lanes: int, given: DecodeSettings, folder: Path) -> None:
         self.side, self.lanes, self.given, self.folder = side, lanes, given, folder
-        drafts = side.decoding == SPECULATIVE
         self.subject = subject
-        settings = RecordSettings(
-            output=folder / "unused.parquet",
-            drafter=subject.drafter if drafts else "none",
-            policy=parse_policy(given.policy if drafts else "match"),
-            defaults=Defaults(Sampling(given.temperature), seed=0, max_new_tokens=given.new_tokens),
-            length=given.length if drafts else 0,
-            branches=given.branches if drafts else 1,
-            lanes=lanes,
-            features=given.features if side.manner == RECORDED else FeatureMode.NONE,
-            dense=given.dense and drafts and side.manner == RECORDED,
-            target_impl="native",
-            draft_impl="native" if drafts else "generic",
-            rounds="host" if side.manner == HOST else "device",
-            keep_host=False,
-            chain=given.chain,
-            step_time=given.step_time,
-        )
+        settings = settings_of(subject, side, lanes, given, folder)
         self.settings = settings
         self.session: Session = subject.session(settings)
         engine = self.session.engine
@@ -279,7 +287,19 @@ def measure(
     return results
 
 
-def document(subject: Subject, given: DecodeSettings, results: Sequence[SideResult]) -> dict[str, Any]:
+def peer_prompts(subject: Subject, given: DecodeSettings, count: int) -> list[list[int]]:
+    """Token ids of the first prompts, as lanes are given them."""
+    if not given.prompts:
+        return [subject.prompt(place, given.prompt_tokens) for place in range(count)]
+    settings = settings_of(subject, Side(PLAIN, HOST), 1, given, Path())
+    conversations = subject.session(settings).conversations(with_ids(given.prompts[:count]), check=True)
+    requests = [conversation.next(None) for conversation in conversations]
+    return [request.prompt_tokens for request in requests if request is not None]
+
+
+def document(
+    subject: Subject, given: DecodeSettings, results: Sequence[SideResult], peers: Sequence[Peer] = ()
+) -> dict[str, Any]:
     """The `dflash.bench_decode/1` document: rates, speed-ups, and what recording adds."""
     rows = []
     for found in results:
@@ -315,6 +335,7 @@ def document(subject: Subject, given: DecodeSettings, results: Sequence[SideResu
         "prompt_tokens": given.prompt_tokens,
         "new_tokens": given.new_tokens,
         "rows": rows,
+        "peers": [peer._asdict() | {"tokens_per_second": peer.tokens_per_second} for peer in peers],
     }
 
 

@@ -48,6 +48,10 @@ from dflash.cli.output import emit, talk
 )  # fmt: skip
 @click.option("--dense", is_flag=True, help="Recorded speculative sides draft from every position, too.")
 @click.option("--recorded/--no-recorded", default=True, help="What recording adds.")
+@click.option(
+    "--peers", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+    help="Generate for the first N prompts by transformers, too: plain, and assisted by prompt lookup.",
+)  # fmt: skip
 @click.option("--host", is_flag=True, help="Rounds that go through the host, too.")
 @click.option(
     "--chain", type=click.IntRange(1, 64), help="Rounds queued at once.  [default: 2, and 4 for plain ones]"
@@ -73,6 +77,7 @@ def decode(
     features: str,
     dense: bool,
     recorded: bool,
+    peers: int,
     host: bool,
     chain: int | None,
     policy: str,
@@ -86,8 +91,9 @@ def decode(
     """
     import torch
 
-    from dflash.bench.decode import DecodeSettings, document, measure
+    from dflash.bench.decode import DecodeSettings, document, measure, peer_prompts
     from dflash.bench.decode_models import RandomSubject, Subject, random_target
+    from dflash.bench.decode_peers import measure_peers
     from dflash.bench.kernels import NoDevice
     from dflash.engine.features import FeatureMode
     from dflash.replay.cost import load_cost
@@ -116,7 +122,11 @@ def decode(
         FeatureMode(features),
         dense,
     )
-    found = document(subject, given, measure(subject, given, lanes, talk))
+    results = measure(subject, given, lanes, talk)
+    others = (
+        measure_peers(subject.target, peer_prompts(subject, given, peers), longest, talk) if peers else []
+    )
+    found = document(subject, given, results, others)
     emit(found, as_json, lambda console: _render(found, console))
 
 
@@ -153,6 +163,9 @@ def _render(found: Mapping[str, Any], console: Console) -> None:
             f"{row['emitted_per_round']:.2f}", f"{row['round_us']:,.0f}", *adds,
         )  # fmt: skip
     console.print(table)
+    for peer in found["peers"]:
+        rate = peer["failure"] or f"{peer['tokens_per_second']:,.1f} tokens/s"
+        console.print(f"{peer['name']}: {rate}")
     console.print("recording: what it adds to a round while decoding; written: until the file is closed")
 
 

@@ -11,8 +11,9 @@ import jsonschema
 import pytest
 import torch
 
-from dflash.bench.decode import DecodeSettings, document, measure
+from dflash.bench.decode import DecodeSettings, document, measure, peer_prompts
 from dflash.bench.decode_models import RandomSubject, Subject, random_target
+from dflash.bench.decode_peers import measure_peers
 from dflash.bench.step_shapes import MODELS
 from dflash.engine.features import FeatureMode
 from dflash.engine.prompts import text_prompt
@@ -46,6 +47,7 @@ def test_every_side_decodes_all_tokens(
     jsonschema.validate(json.loads(json.dumps(found)), schema)
 
 
+@pytest.mark.slow
 def test_prompts_are_decoded_to_the_ends_of_their_answers(
     monkeypatch: pytest.MonkeyPatch, root: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -54,9 +56,13 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
     drafter = device_runs.write_drafter(target, tmp_path, "dspark")
     prompts = tuple(text_prompt(prompt) for prompt in draft_runs.prompts(3))
     given = DecodeSettings(3, new_tokens=6, repeats=1, prompts=prompts, features=FeatureMode.ALL, dense=True)
-    found = document(
-        Subject(target, drafter, drafter), given, measure(Subject(target, drafter, drafter), given, (2,))
-    )
+    subject = Subject(target, drafter, drafter)
+    asked = peer_prompts(subject, given, 2)
+    peers = measure_peers(target, asked, 3, lambda text: None)
+    found = document(subject, given, measure(subject, given, (2,)), peers)
+    for ids, peer in zip((asked, asked), found["peers"], strict=True):
+        assert peer["failure"] is None
+        assert 0 < peer["tokens"] <= 64 * len(ids)
     for row in found["rows"]:
         assert [run["tokens"] for run in row["runs"]] == [3 * 5]
         assert all(run["prefill"] > 0 and run["decode"] > 0 for run in row["runs"])
