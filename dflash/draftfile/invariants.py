@@ -73,7 +73,9 @@ def _check_nulls(view: View) -> None:
 def _check_kind(view: View) -> None:
     if view.has("kind"):
         kind = view.table["kind"].to_numpy()
-        view.report((kind < 0) | (kind > max(Kind)), KindUnknown, "a kind from 0 to 3", kind)
+        # as in `_check_range`
+        if kind.view(f"u{kind.itemsize}").max(initial=0) > max(Kind):
+            view.report((kind < 0) | (kind > max(Kind)), KindUnknown, "a kind from 0 to 3", kind)
 
 
 def _check_truncation(view: View) -> None:

@@ -32,7 +32,8 @@ class _Fit:
 
     def offsets(self, nodes: Ints) -> Ints:
         """Where lists begin that follow from where the nodes of each row begin."""
-        return self.times * (nodes + self.extra * np.arange(len(nodes), dtype=nodes.dtype))
+        own = nodes + self.extra * np.arange(len(nodes), dtype=nodes.dtype) if self.extra else nodes
+        return own if self.times == 1 else self.times * own
 
     def __str__(self) -> str:
         return f"{self.times} x (nodes + {self.extra})" if self.extra else "nodes x 1"

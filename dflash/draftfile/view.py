@@ -144,7 +144,7 @@ def _flatten(column: pa.ChunkedArray, is_list: bool) -> Lists:
         return Lists(array, np.arange(len(array) + 1), None)
     offsets = array.offsets.to_numpy()
     if not array.null_count:
-        return Lists(array.flatten(), offsets - offsets[0], None)
+        return Lists(array.flatten(), offsets - offsets[0] if offsets[0] else offsets, None)
     absent = array.is_null().to_numpy(zero_copy_only=False)
     counts = np.diff(offsets)
     if not counts[absent].any():
