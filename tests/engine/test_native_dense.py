@@ -98,6 +98,22 @@ def test_rows_are_those_of_transformers(
         assert run_command(["replay", str(tmp_path / "native.parquet"), *words]) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("interpreted")
+def test_rows_of_the_kernels_are_those_of_transformers(
+    target: Any, drafters: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Triton's interpreter, with few lanes."""
+    monkeypatch.setattr("dflash.engine.session.Way", Way)
+    monkeypatch.setattr("dflash.engine.dense_lanes.STEP_ROWS", 8)
+    given = given_for("chain, drawn", drafters) | {"lanes": 1, "max_new_tokens": 6}
+    mine, run = recorded(target, tmp_path / "native.parquet", 1, **given)
+    assert run.engine.dense._held.count == 2
+    other = {name: value for name, value in given.items() if name not in ("draft_impl", "rounds")}
+    theirs, _ = recorded(target, tmp_path / "generic.parquet", 1, target_impl="generic", **other)
+    device_runs.same_rows(dense_of(mine), dense_of(theirs), atol=5e-4)
+
+
 LIVE = ("chain", "chain, drawn", "tree, drawn", "tree, host", "plain", "plain, host")
 
 
