@@ -14,7 +14,7 @@ import numpy as np
 
 from dflash.drafters.base import DraftShape
 from dflash.engine.device_engine import DeviceEngine, Said
-from dflash.engine.device_ladder import RoundLadder, Rung
+from dflash.engine.device_ladder import Launched, RoundLadder
 from dflash.engine.device_law import LaneLaw
 from dflash.engine.device_record import Arrays
 from dflash.engine.device_rows import Place, features_of, times_of
@@ -24,15 +24,39 @@ from dflash.policy.control.base import Asked, Control, Learning
 from dflash.policy.noise import I64
 
 AHEAD = 2
+# a window changes no sooner than 8 rounds after its last change
+STEADY = 16
+
+Shapes = dict[int, DraftShape]
 
 
-class _Queued(NamedTuple):
-    """A round that was queued and not read: where its record will be, its lanes, and their shapes."""
+class _Flight(NamedTuple):
+    """Rounds that were queued and not read, their lanes, and what these draft in all of them."""
 
-    rung: Rung
-    ticket: int
+    launched: Launched
     lanes: dict[int, Lane]
-    shapes: dict[int, DraftShape]
+    shapes: Shapes
+
+    @property
+    def rounds(self) -> int:
+        """How many."""
+        return self.launched.rounds.plan.chain
+
+    @property
+    def open(self) -> list[Lane]:
+        """The lanes whose requests go on, as far as the host knows."""
+        return [lane for lane in self.lanes.values() if not lane.done]
+
+
+class _Told(NamedTuple):
+    """A round that was taken in, of its lanes in order: their numbers in the requests, and more."""
+
+    place: int
+    step: int
+    lanes: list[Lane]
+    numbers: list[int]
+    emissions: list[Emission]
+    texts: list[str]
 
 
 def rounds_ahead(control: Control) -> int:
@@ -43,6 +67,9 @@ def rounds_ahead(control: Control) -> int:
 class AdaptiveEngine(DeviceEngine):
     """Decodes like `DeviceEngine`, in shapes that change from round to round.
 
+    While shapes change, rounds are queued one by one, no further ahead than outcomes are known that decide
+    about them. Once they have been steady for a while, rounds are queued in chains.
+
     Attributes:
         ladder: what runs on the device.
         wasted_rounds: rounds of lanes that had met their stop string already, or that ran in another shape
@@ -50,11 +77,13 @@ class AdaptiveEngine(DeviceEngine):
     """
 
     def __init__(self, *parts: Any, ladder: RoundLadder, **more: Any) -> None:
-        super().__init__(*parts, rounds=ladder.rungs[-1].rounds, **more)
+        super().__init__(*parts, rounds=ladder.rungs[-1].single, **more)
         self.ladder = ladder
         self.ahead = rounds_ahead(self.control.policy.control)
-        self._flights: deque[_Queued] = deque()
+        self._flights: deque[_Flight] = deque()
         self._emitted = 1.0
+        self._steady = 0
+        self._shapes: Shapes = {}
 
     def _hold(self, lane: Lane) -> None:
         self.ladder.hold([lane], fresh=True)
@@ -65,17 +94,17 @@ class AdaptiveEngine(DeviceEngine):
         super()._close(lane, sink)
 
     def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
-        """Queue rounds ahead, and take in the oldest that is unread."""
+        """Queue rounds ahead, and take in the oldest that are unread."""
         self._forget_empty()
-        while len(self._flights) <= self.ahead and (going := self._going_on(lanes)):
-            self._launch(going)
+        while (going := self._going_on(lanes)) and self._launch(going):
+            pass
         self._take_in(self._flights.popleft(), sink)
 
     def _forget_empty(self) -> None:
         """Leave rounds unread whose requests have all ended before."""
         for flight in list(self._flights):
-            if all(lane.done for lane in flight.lanes.values()):
-                flight.rung.rounds.forget(flight.ticket)
+            if not flight.open:
+                flight.launched.forget()
                 self._flights.remove(flight)
 
     def _going_on(self, lanes: Sequence[Lane]) -> list[Lane]:
@@ -84,89 +113,131 @@ class AdaptiveEngine(DeviceEngine):
             lane for lane in lanes if lane.request.max_new_tokens - len(lane.output) > self._in_the_air(lane)
         ]
 
-    def _in_the_air(self, lane: Lane) -> int:
-        return sum(flight.lanes.get(lane.index) is lane for flight in self._flights)
+    @property
+    def _unread(self) -> int:
+        """Rounds in the air."""
+        return sum(flight.rounds for flight in self._flights)
 
-    def _launch(self, lanes: list[Lane]) -> None:
-        steps = len(self._flights)
-        if steps:
-            context = np.mean([len(lane.trunk) + self._emitted * self._in_the_air(lane) for lane in lanes])
-            asked = self.control.foresee(lanes, steps, float(context))
-        else:
-            asked = self.control.ask(lanes)
-        shapes = _shapes(lanes, asked)
-        launched = self.ladder.launch(self._reach(lanes), shapes)
-        self._flights.append(_Queued(*launched, {lane.index: lane for lane in lanes}, shapes))
+    def _in_the_air(self, lane: Lane) -> int:
+        return sum(one.rounds for one in self._flights if one.lanes.get(lane.index) is lane)
+
+    def _launch(self, lanes: list[Lane]) -> bool:
+        """Queue rounds of these lanes if it is time; returns whether it was."""
+        steps = self._unread
+        alone = steps > self.ahead
+        if alone and (self._steady < STEADY or len(self._flights) > 1):
+            return False
+        shapes = self._foresee(lanes, steps)
+        chain = self._steady >= STEADY and self._holds(lanes, shapes, steps)
+        if alone and not chain:
+            return False
+        launched = self.ladder.launch(self._reach(lanes), shapes, chain)
+        self._flights.append(_Flight(launched, {lane.index: lane for lane in lanes}, shapes))
+        return True
+
+    def _foresee(self, lanes: Sequence[Lane], steps: int) -> Shapes:
+        """What the control will ask for after so many steps; exact for none."""
+        if not steps:
+            return _shapes(lanes, self.control.ask(lanes))
+        more = steps - self._unread
+        contexts = [len(lane.trunk) + self._emitted * (self._in_the_air(lane) + more) for lane in lanes]
+        return _shapes(lanes, self.control.foresee(lanes, steps, float(np.mean(contexts))))
+
+    def _holds(self, lanes: Sequence[Lane], shapes: Shapes, steps: int) -> bool:
+        """Whether shapes are likely to last for a chain of rounds, and a request for as long."""
+        deepest = max(shape.length for shape in shapes.values())
+        rounds = self.ladder.rung(deepest).chained.plan.chain
+        left = max(lane.request.max_new_tokens - len(lane.output) - self._in_the_air(lane) for lane in lanes)
+        return left >= rounds and self._foresee(lanes, steps + rounds - 1) == shapes
 
     def _reach(self, lanes: Sequence[Lane]) -> int:
         """Tokens that the longest trunk may come to with all rounds in the air."""
         most = self.ladder.plan.shape.length + 1
-        return max(len(lane.trunk) for lane in lanes) + len(self._flights) * most
+        return max(len(lane.trunk) for lane in lanes) + most * self._unread
 
-    def _take_in(self, flight: _Queued, sink: Sink) -> None:
-        """Let the control ask for a round that has run; take it in if that is how it ran."""
-        lanes = [lane for lane in flight.lanes.values() if not lane.done]
-        asked = self.control.ask(lanes)
-        shapes = _shapes(lanes, asked)
-        if any(shapes[lane.index] != flight.shapes[lane.index] for lane in lanes):
-            self._go_back(flight)
-            return
+    def _take_in(self, flight: _Flight, sink: Sink) -> None:
+        """Let the control ask for rounds that have run; take them in as long as that is how they ran."""
+        records: Arrays = {}
+        told: list[_Told] = []
+        for place in range(flight.rounds):
+            if not (lanes := flight.open):
+                break
+            asked = self.control.ask(lanes)
+            if not self._ran_so(flight, _shapes(lanes, asked)):
+                self._go_back(flight, flight.rounds - place)
+                break
+            if not records:
+                records = flight.launched.read()
+                said = Said.of(records)
+            told.append(self._tell_round(lanes, said, place))
+            where = [lane.index for lane in lanes]
+            depths = _depths(records["node_token"][place, where], self.ladder.plan.shape.branches)
+            self.control.learn(lanes, asked, records["count"][place, where].astype(np.int64), depths)
+        if told and not self.quiet:
+            self._give(flight, records, told, sink)
+
+    def _ran_so(self, flight: _Flight, shapes: Shapes) -> bool:
+        """Whether the lanes ran in these shapes; takes note of how long these have lasted."""
+        same = all(self._shapes.get(index, shape) == shape for index, shape in shapes.items())
+        self._steady = self._steady + 1 if same else 0
+        self._shapes = shapes
+        return all(flight.shapes[index] == shape for index, shape in shapes.items())
+
+    def _tell_round(self, lanes: list[Lane], said: Said, place: int) -> _Told:
+        """Give lanes their tokens of a round."""
         texts = [] if self.quiet else self.control.texts(lanes)
-        records = flight.rung.rounds.read(flight.ticket)
-        said = Said.of(records)
-        emissions = [self._emit(lane, said, Place(0, lane.index)) for lane in lanes]
-        self._emitted = float(np.mean([emission.emitted for emission in emissions]))
-        if not self.quiet:
-            self._give(flight, records, lanes, emissions, texts, sink)
-        where = [lane.index for lane in lanes]
-        depths = _depths(records, where, self.ladder.plan.shape.branches)
-        self.control.learn(lanes, asked, records["count"][0, where].astype(np.int64), depths)
+        numbers = [lane.rounds for lane in lanes]
+        emissions = [self._emit(lane, said, Place(place, lane.index)) for lane in lanes]
+        self._emitted = sum(emission.emitted for emission in emissions) / len(lanes)
         self._step += 1
+        return _Told(place, self._step - 1, lanes, numbers, emissions, texts)
 
-    def _go_back(self, flight: _Queued) -> None:
-        """Undo this round and all that were queued after it."""
-        flights = [flight, *self._flights]
+    def _go_back(self, flight: _Flight, rounds: int) -> None:
+        """Undo the last rounds of this flight, and all that were queued after it."""
+        self._steady = 0
+        lanes = {lane.index: lane for lane in flight.open}
+        self.wasted_rounds += len(lanes) * rounds
+        flight.launched.forget()
+        for one in self._flights:
+            one.launched.forget()
+            self.wasted_rounds += len(one.open) * one.rounds
+            lanes |= {lane.index: lane for lane in one.open}
         self._flights.clear()
-        lanes: dict[int, Lane] = {}
-        for one in flights:
-            one.rung.rounds.forget(one.ticket)
-            open_lanes = {index: lane for index, lane in one.lanes.items() if not lane.done}
-            lanes |= open_lanes
-            self.wasted_rounds += len(open_lanes)
         self.ladder.hold(list(lanes.values()))
 
-    def _give(
-        self, flight: _Queued, records: Arrays, lanes: Sequence[Lane], emissions: Sequence[Emission],
-        texts: Sequence[str], sink: Sink,
-    ) -> None:  # fmt: skip
-        """Give the sink the rows of a round."""
-        places = [Place(0, lane.index) for lane in lanes]
+    def _give(self, flight: _Flight, records: Arrays, told: Sequence[_Told], sink: Sink) -> None:
+        """Give the sink the rows of rounds."""
+        lanes = [lane for one in told for lane in one.lanes]
+        places = [Place(one.place, lane.index) for one in told for lane in one.lanes]
         laws = [LaneLaw(lane.request.sampling, self._drawn(lane)) for lane in lanes]
         shapes = [flight.shapes[lane.index] for lane in lanes]
-        rows = flight.rung.maker.rows(records, places, laws, shapes)
-        shared = {"batch_size": len(lanes), "step": self._step, **times_of(records, 0)}
-        for lane, place, emission, text, row in zip(lanes, places, emissions, texts, rows, strict=True):
-            row |= {"round": lane.rounds - 1, "emitted": emission.emitted, "control_state": text, **shared}
-            row["truncated_by"] = str(emission.truncated_by)
-            if self.features is not None:
-                row |= features_of(records, place)
-            sink.row(lane, row)
+        rows = iter(flight.launched.maker.rows(records, places, laws, shapes))
+        for place, step, here, numbers, emissions, texts in told:
+            shared = {"batch_size": len(here), "step": step, **times_of(records, place)}
+            for lane, number, emission, text in zip(here, numbers, emissions, texts, strict=True):
+                row = next(rows)
+                row |= {"round": number, "emitted": emission.emitted, "control_state": text, **shared}
+                row["truncated_by"] = str(emission.truncated_by)
+                if self.features is not None:
+                    row |= features_of(records, Place(place, lane.index))
+                sink.row(lane, row)
 
     def _count_wasted(self, said: Said, place: Place) -> None:
         """Count the rounds that a lane has begun after its stop string."""
-        if said.end(place).truncated_by is Truncation.NONE:
-            self.wasted_rounds += len(self._flights)
+        after = [live[place.lane] for live in said.live[place.record + 1 :]]
+        self.wasted_rounds += sum(after)
+        if all(after) and said.end(place).truncated_by is Truncation.NONE:
+            self.wasted_rounds += sum(one.rounds for one in self._flights if place.lane in one.lanes)
 
 
-def _shapes(lanes: Sequence[Lane], asked: Asked) -> dict[int, DraftShape]:
+def _shapes(lanes: Sequence[Lane], asked: Asked) -> Shapes:
     """What each lane is to draft."""
     pairs = zip(lanes, asked.length.tolist(), asked.branches.tolist(), strict=True)
     return {lane.index: DraftShape(length, branches) for lane, length, branches in pairs}
 
 
-def _depths(records: Arrays, lanes: Sequence[int], branches: int) -> I64:
-    """How deep the trees of lanes are."""
-    there = records["node_token"][0, lanes] >= 0
-    depths = 1 + np.arange(there.shape[1], dtype=np.int64) // branches
-    deepest: I64 = np.where(there, depths, 0).max(1, initial=0)
+def _depths(tokens: I64, branches: int) -> I64:
+    """How deep trees `[lanes, nodes]` are, of which -1 is no node."""
+    depths = 1 + np.arange(tokens.shape[1], dtype=np.int64) // branches
+    deepest: I64 = np.where(tokens >= 0, depths, 0).max(1, initial=0)
     return deepest

@@ -50,7 +50,7 @@ def choose_engine(parts: Sequence[Any], settings: RecordSettings) -> Chosen:
     plan = round_plan(policy, drafter, shape, settings.store_topk, features)
     drafts = drafter if isinstance(drafter, BlockFamily) and plan.shape.length else None
     if policy.control.adaptive:
-        ladder = RoundLadder(trunk, drafts, replace(plan, chain=1), sorted(parts[0].eos))
+        ladder = RoundLadder(trunk, drafts, plan, sorted(parts[0].eos))
         return Chosen(AdaptiveEngine(*parts, ladder=ladder), None)
     plan = replace(plan, chain=settings.chain or plan.chain)
     rounds = DeviceRound(trunk, drafts, plan, sorted(parts[0].eos))

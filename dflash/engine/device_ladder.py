@@ -13,7 +13,8 @@ import torch
 
 from dflash.drafters.base import DraftShape
 from dflash.drafters.block.drafter import BlockFamily
-from dflash.engine.device_plan import RoundPlan
+from dflash.engine.device_plan import RoundPlan, chain_of
+from dflash.engine.device_record import Arrays
 from dflash.engine.device_round import DeviceRound
 from dflash.engine.device_shapes import ShapedRows
 from dflash.engine.device_shared import RoundShared, sent
@@ -28,10 +29,31 @@ RING = 32
 
 
 class Rung(NamedTuple):
-    """Rounds of one length, and what makes their rows."""
+    """Rounds of one length, one by one and in a chain, and what makes their rows."""
+
+    single: DeviceRound
+    chained: DeviceRound
+    maker: ShapedRows
+
+    def of(self, chain: bool) -> DeviceRound:
+        """One round, or a chain of them."""
+        return self.chained if chain else self.single
+
+
+class Launched(NamedTuple):
+    """Rounds that were queued, what makes their rows, and the ticket of their records."""
 
     rounds: DeviceRound
     maker: ShapedRows
+    ticket: int
+
+    def read(self) -> Arrays:
+        """Wait for the records."""
+        return self.rounds.read(self.ticket)
+
+    def forget(self) -> None:
+        """Never read the records."""
+        self.rounds.forget(self.ticket)
 
 
 def rung_lengths(longest: int) -> list[int]:
@@ -66,8 +88,11 @@ class RoundLadder:
 
     def _rung(self, length: int, eos: Sequence[int]) -> Rung:
         plan = replace(self.plan, shape=DraftShape(length, self.plan.shape.branches))
-        rounds = DeviceRound(self.trunk, self.drafter, plan, eos, self.shared)
-        return Rung(rounds, ShapedRows(rounds.tree, plan.store_topk))
+        single, chained = (
+            DeviceRound(self.trunk, self.drafter, replace(plan, chain=chain), eos, self.shared)
+            for chain in (1, chain_of(length))
+        )
+        return Rung(single, chained, ShapedRows(single.tree, self.plan.store_topk))
 
     def hold(self, lanes: Sequence[Lane], *, fresh: bool = False) -> None:
         """Let lanes stand at the ends of their trunks.
@@ -76,11 +101,11 @@ class RoundLadder:
             lanes: whose rounds that were queued meanwhile count for nothing.
             fresh: whether the drafter's contexts end there, too, as after a prompt.
         """
-        heat = self.rungs[-1].rounds.heat
+        heat = self.rungs[-1].single.heat
         self.shared.hold(lanes, heat)
         if any(heat(lane.request.sampling.temperature) > 0 for lane in lanes):
             for rung in self.rungs:
-                rung.rounds.drawn = True
+                rung.single.drawn = rung.chained.drawn = True
         if (ring := self.shared.ring) is None:
             return
         lengths = self.shared.lanes.lengths
@@ -94,22 +119,27 @@ class RoundLadder:
         """Let a lane rest."""
         self.shared.rest(index)
 
-    def launch(self, longest: int, shapes: Mapping[int, DraftShape]) -> tuple[Rung, int]:
-        """Queue a round; returns its rung and the ticket of its record.
+    def rung(self, deepest: int) -> Rung:
+        """The shortest rung that holds drafts of a length."""
+        return next((rung for rung in self.rungs if rung.single.tree.length >= deepest), self.rungs[-1])
+
+    def launch(self, longest: int, shapes: Mapping[int, DraftShape], chain: bool) -> Launched:
+        """Queue a round, or a chain of them.
 
         Args:
-            longest: tokens that the longest trunk may come to before this round.
+            longest: tokens that the longest trunk may come to before that.
             shapes: by lane; others draft nothing.
+            chain: whether there are to be several.
         """
         if not self._ready:
             for rung in self.rungs:
-                rung.rounds.ready(longest)
+                rung.single.ready(longest), rung.chained.ready(longest)
             self._ready = True
-        deepest = max(shape.length for shape in shapes.values())
-        rung = next((rung for rung in self.rungs if rung.rounds.tree.length >= deepest), self.rungs[-1])
+        rung = self.rung(max(shape.length for shape in shapes.values()))
+        rounds = rung.of(chain)
         self._limit(shapes)
-        self._keep_context(bool(rung.rounds.tree.nodes), longest)
-        return rung, rung.rounds.launch(longest)
+        self._keep_context(0 if rounds.tree.nodes else rounds.plan.chain, longest)
+        return Launched(rounds, rung.maker, rounds.launch(longest))
 
     def _limit(self, shapes: Mapping[int, DraftShape]) -> None:
         none = DraftShape(0, 0)
@@ -122,16 +152,15 @@ class RoundLadder:
             for goal, value in zip(self.shared.limits, values, strict=True):
                 goal.copy_(value)
 
-    def _keep_context(self, drafts: bool, longest: int) -> None:
-        """Before a round, see to it that the ring has room for a plain one, or nothing for any other."""
+    def _keep_context(self, plain: int, longest: int) -> None:
+        """See to it that the ring has room for some plain rounds, or nothing where drafting goes on."""
         if self.shared.ring is None:
             return
-        if self._pending and (drafts or self._pending == RING):
+        if not plain or self._pending + plain > RING:
             self.catch_up(longest)
-        if not drafts:
-            if not self._pending:
-                self.shared.ring.known.copy_(self.shared.lanes.lengths)
-            self._pending += 1
+        if plain and not self._pending:
+            self.shared.ring.known.copy_(self.shared.lanes.lengths)
+        self._pending += plain
 
     @torch.inference_mode()
     def catch_up(self, longest: int) -> None:

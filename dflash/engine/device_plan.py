@@ -75,8 +75,13 @@ def round_plan(
         drafts = DraftShape(drafts.length, width)
     projection = None if features is None else features.fingerprint.matrix
     whole = features is not None and features.mode == FeatureMode.ALL
-    chain = SPECULATIVE_CHAIN if drafts.length else PLAIN_CHAIN
-    return RoundPlan(drafts, store_topk, policy.rule.name == "greedy", projection, whole, chain)
+    by_argmax = policy.rule.name == "greedy"
+    return RoundPlan(drafts, store_topk, by_argmax, projection, whole, chain_of(drafts.length))
+
+
+def chain_of(length: int) -> int:
+    """Rounds of drafts of a length that are queued at once."""
+    return SPECULATIVE_CHAIN if length else PLAIN_CHAIN
 
 
 def reasons_for_the_host(
