@@ -218,7 +218,7 @@ class Decoder:
 
     def run(self) -> Run:
         """Decode one request a lane, or all prompts."""
-        prompts = self._conversations()
+        prompts = self.conversations()
         clock = _Clock(self.session.target.device)
         restore = self._watched(clock)
         try:
@@ -241,7 +241,8 @@ class Decoder:
         engine._prefill = clock.timed(engine._prefill)
         return lambda: delattr(engine, "_prefill")
 
-    def _conversations(self) -> list[Any]:
+    def conversations(self) -> list[Any]:
+        """What is decoded."""
         if self.given.prompts:
             return list(self.session.conversations(with_ids(self.given.prompts), check=True))
         return [FixedPrompt(order, request) for order, request in enumerate(self._requests())]
@@ -252,6 +253,33 @@ class Decoder:
                 str(place), self.subject.prompt(place, self.given.prompt_tokens), "",
                 Sampling(self.given.temperature), 0, self.given.new_tokens, (), 0, place,
             )  # fmt: skip
+
+
+class FirstToken(NamedTuple):
+    """Milliseconds from a prompt to its first token, in a session that has decoded nothing before.
+
+    Kernels were compiled in this process before, so that graphs and buffers are what is left to make.
+    """
+
+    cold: float
+    warm: float
+
+
+def first_token(subject: Subject, given: DecodeSettings) -> FirstToken:
+    """Time the first token with and without a warm-up, speculating in one lane."""
+    found = []
+    for warm in (False, True):
+        decoder = Decoder(subject, Side(SPECULATIVE), 1, given, Path())
+        engine = decoder.session.engine
+        if warm:
+            engine.warm_up(given.prompt_tokens + given.new_tokens)
+        clock = _Clock(decoder.session.target.device)
+        engine._prefill = clock.timed(engine._prefill)  # type: ignore[method-assign]
+        rows = engine.run(decoder.conversations()[:1], _NoSink())
+        next(rows)
+        rows.close()
+        found.append(1e3 * clock.prefill)
+    return FirstToken(*found)
 
 
 def sides_of(given: DecodeSettings) -> list[Side]:
@@ -298,8 +326,9 @@ def peer_prompts(subject: Subject, given: DecodeSettings, count: int) -> list[li
 
 
 def document(
-    subject: Subject, given: DecodeSettings, results: Sequence[SideResult], peers: Sequence[Peer] = ()
-) -> dict[str, Any]:
+    subject: Subject, given: DecodeSettings, results: Sequence[SideResult], first: FirstToken,
+    peers: Sequence[Peer] = (),
+) -> dict[str, Any]:  # fmt: skip
     """The `dflash.bench_decode/1` document: rates, speed-ups, and what recording adds."""
     rows = []
     for found in results:
@@ -335,6 +364,7 @@ def document(
         "prompt_tokens": given.prompt_tokens,
         "new_tokens": given.new_tokens,
         "rows": rows,
+        "first_token_ms": first._asdict(),
         "peers": [peer._asdict() | {"tokens_per_second": peer.tokens_per_second} for peer in peers],
     }
 

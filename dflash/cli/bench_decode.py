@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +62,7 @@ from dflash.cli.output import emit, talk
     help="Step times, for controls that predict them.",
 )  # fmt: skip
 @json_option
-def decode(
-    target: str,
-    shape: str | None,
-    drafter: str,
-    lanes: Sequence[int],
-    length: int | None,
-    branches: int,
-    temperature: float,
-    prompt_tokens: int,
-    max_new_tokens: int,
-    repeats: int,
-    prompt_file: Path | None,
-    features: str,
-    dense: bool,
-    recorded: bool,
-    peers: int,
-    host: bool,
-    chain: int | None,
-    policy: str,
-    cost: Path | None,
-    as_json: bool,
-) -> None:
+def decode(as_json: bool, **options: Any) -> None:
     """Decode one request a lane on this GPU, sides in turn, and compare their rates.
 
     Answers never end early, but for those of --prompts. The time that prompts take is left out of the rates;
@@ -91,43 +70,56 @@ def decode(
     """
     import torch
 
-    from dflash.bench.decode import DecodeSettings, document, measure, peer_prompts
-    from dflash.bench.decode_models import RandomSubject, Subject, random_target
+    from dflash.bench.decode import document, first_token, measure, peer_prompts
     from dflash.bench.decode_peers import measure_peers
     from dflash.bench.kernels import NoDevice
-    from dflash.engine.features import FeatureMode
-    from dflash.replay.cost import load_cost
 
     if not torch.cuda.is_available():
         raise NoDevice("dflash bench decode")
-    subject: Subject
-    if shape is not None:
-        subject = RandomSubject(random_target(shape, "cuda", torch.bfloat16))
+    subject, given = _asked(options)
+    results = measure(subject, given, options["lanes"], talk)
+    talk("first tokens")
+    first = first_token(subject, given)
+    count, others = options["peers"], []
+    if count:
+        prompts = peer_prompts(subject, given, count)
+        others = measure_peers(subject.target, prompts, given.length, talk)
+    found = document(subject, given, results, first, others)
+    emit(found, as_json, lambda console: _render(found, console))
+
+
+def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What decodes, and what is decoded."""
+    import torch
+
+    from dflash.bench.decode import DecodeSettings
+    from dflash.bench.decode_models import RandomSubject, random_target
+    from dflash.engine.features import FeatureMode
+    from dflash.replay.cost import load_cost
+
+    prompts, cost = options["prompt_file"], options["cost"]
+    if options["shape"] is not None:
+        subject = RandomSubject(random_target(options["shape"], "cuda", torch.bfloat16))
         longest = subject.block
     else:
-        subject, longest = _loaded(target, drafter, endless=prompt_file is None)
+        subject, longest = _loaded(options["target"], options["drafter"], endless=prompts is None)
     given = DecodeSettings(
-        length or longest,
-        branches,
-        temperature,
-        prompt_tokens,
-        max_new_tokens,
-        repeats,
-        recorded,
-        host,
-        chain,
-        policy,
-        None if cost is None else load_cost(cost).step_time,
-        () if prompt_file is None else _read(prompt_file),
-        FeatureMode(features),
-        dense,
+        length=options["length"] or longest,
+        branches=options["branches"],
+        temperature=options["temperature"],
+        prompt_tokens=options["prompt_tokens"],
+        new_tokens=options["max_new_tokens"],
+        repeats=options["repeats"],
+        recorded=options["recorded"],
+        host=options["host"],
+        chain=options["chain"],
+        policy=options["policy"],
+        step_time=None if cost is None else load_cost(cost).step_time,
+        prompts=() if prompts is None else _read(prompts),
+        features=FeatureMode(options["features"]),
+        dense=options["dense"],
     )
-    results = measure(subject, given, lanes, talk)
-    others = (
-        measure_peers(subject.target, peer_prompts(subject, given, peers), longest, talk) if peers else []
-    )
-    found = document(subject, given, results, others)
-    emit(found, as_json, lambda console: _render(found, console))
+    return subject, given
 
 
 def _read(path: Path) -> tuple[Any, ...]:
@@ -163,6 +155,8 @@ def _render(found: Mapping[str, Any], console: Console) -> None:
             f"{row['emitted_per_round']:.2f}", f"{row['round_us']:,.0f}", *adds,
         )  # fmt: skip
     console.print(table)
+    first = found["first_token_ms"]
+    console.print(f"first token: {first['cold']:.1f} ms, {first['warm']:.1f} ms after a warm-up")
     for peer in found["peers"]:
         rate = peer["failure"] or f"{peer['tokens_per_second']:,.1f} tokens/s"
         console.print(f"{peer['name']}: {rate}")

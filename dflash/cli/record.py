@@ -206,6 +206,12 @@ _LIMIT = 2**31 - 1
     show_default=True,
     help="Write in the decoding process, or in one of its own; auto: of its own where decoding has a GPU.",
 )
+@click.option(
+    "--warm-up/--no-warm-up",
+    default=None,
+    help="Compile kernels and capture graphs before the first prompt, which would wait for it.  "
+    "[default: on a GPU]",
+)
 @click.option("--resume", is_flag=True, help="Keep what a broken recording had finished, run the rest.")
 @overwrite_option
 @json_option

@@ -84,6 +84,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         shard=shard,
         metrics=options["metrics"],
         recorder=options["recorder"],
+        warm_up=options["warm_up"],
         step_time=None if options["cost"] is None else load_cost(options["cost"]).step_time,
     )
 

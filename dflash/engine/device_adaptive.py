@@ -85,6 +85,11 @@ class AdaptiveEngine(DeviceEngine):
         self._steady = 0
         self._shapes: Shapes = {}
 
+    def warm_up(self, context: int) -> None:
+        """As `Engine.warm_up`; rounds of all lengths are captured, too."""
+        super().warm_up(context)
+        self.ladder.ready(context)
+
     def _hold(self, lane: Lane) -> None:
         self.ladder.hold([lane], fresh=True)
 

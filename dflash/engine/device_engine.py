@@ -87,6 +87,11 @@ class DeviceEngine(Engine):
         self._maker = RowMaker(parents, tree.expanded, tree.branches, rounds.plan.store_topk)
         self._flying: _Flight | None = None
 
+    def warm_up(self, context: int) -> None:
+        """As `Engine.warm_up`; rounds are captured, too."""
+        super().warm_up(context)
+        self.rounds.ready(context)
+
     def _prefill(self, lane: Lane, sink: Sink) -> None:
         super()._prefill(lane, sink)
         self._hold(lane)

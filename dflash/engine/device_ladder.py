@@ -123,6 +123,15 @@ class RoundLadder:
         """The shortest rung that holds drafts of a length."""
         return next((rung for rung in self.rungs if rung.single.tree.length >= deepest), self.rungs[-1])
 
+    def ready(self, longest: int) -> None:
+        """Capture the rounds of all rungs, once, for trunks of so many tokens."""
+        if self._ready:
+            return
+        for rung in self.rungs:
+            rung.single.ready(longest)
+            rung.chained.ready(longest)
+        self._ready = True
+
     def launch(self, longest: int, shapes: Mapping[int, DraftShape], chain: bool) -> Launched:
         """Queue a round, or a chain of them.
 
@@ -131,10 +140,7 @@ class RoundLadder:
             shapes: by lane; others draft nothing.
             chain: whether there are to be several.
         """
-        if not self._ready:
-            for rung in self.rungs:
-                rung.single.ready(longest), rung.chained.ready(longest)
-            self._ready = True
+        self.ready(longest)
         rung = self.rung(max(shape.length for shape in shapes.values()))
         rounds = rung.of(chain)
         self._limit(shapes)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from dflash.drafters.base import Drafter, Proposal
+from dflash.drafters.base import Anchor, Drafter, Proposal
 from dflash.engine.control import LaneControl, Result, Turn, propose_each
 from dflash.engine.dense import DenseRows, anchor_at, tree_rows
 from dflash.engine.features import Features
@@ -22,9 +22,11 @@ from dflash.policy.context import RuleContext
 from dflash.policy.rounds import Rounds
 from dflash.target.load import Target
 from dflash.target.model import Rows, TrunkModel
+from dflash.target.sampling import Sampling
 
 PREFILL, LIVE = 2, 0
 ROUNDS_BETWEEN_RETURNS = 64
+WARM_TOKENS = 64
 
 
 class Conversation(Protocol):
@@ -133,6 +135,22 @@ class Engine:
                 if not lane.done:
                     lane.interrupt()
                 self._close(lane, sink)
+
+    def warm_up(self, context: int) -> None:
+        """Do once what the first prompt would wait for else; all lanes must be empty.
+
+        Args:
+            context: tokens that the longest trunk may come to.
+        """
+        prompt = [0] * min(WARM_TOKENS, context)
+        rows = self.trunk.append(0, prompt)
+        temperature = self.context.temperature
+        anchor = Anchor(0, len(prompt) - 1, (0, 0), prompt, temperature)
+        self.judge.row(anchor, Proposal(), rows.logits, Sampling(temperature))
+        if rows.taps is not None:
+            self.drafter.see(0, rows.taps)
+        self.trunk.reset(0)
+        self.drafter.open(0)
 
     def _close(self, lane: Lane, sink: Sink) -> None:
         """Draft from every committed position if asked, then end the request."""

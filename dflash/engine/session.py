@@ -47,6 +47,7 @@ from dflash.target.native_layers import Way
 from dflash.target.noise import TargetNoise
 
 Entry = Prompt | PromptError
+USUAL_CONTEXT = 512
 
 
 class Survey(NamedTuple):
@@ -63,6 +64,7 @@ class Session:
         header: Of the draft file.
         left: The journal of a recording that broke off.
         memory: What it was estimated to take, once `fit` was asked.
+        context: Tokens that trunks are expected to come to.
         part: Which file of which run, where shards agreed on that.
         rounds_remark: Why rounds go through the host where they were to run on the device.
     """
@@ -77,6 +79,7 @@ class Session:
         self.left: Path | None = None
         self._recorder: AnyRecorder | None = None
         self.memory: MemoryEstimate | None = None
+        self.context = min(target.window, USUAL_CONTEXT)
         self._reader_left = False
         self._ordinals, self._order = Ordinals(), 0
         self.part: Part | None = None
@@ -104,7 +107,7 @@ class Session:
             self.settings = replace(self.settings, lanes=lanes)
             self._wire()
             found = replace(found, lanes=lanes)
-        self.memory = found
+        self.memory, self.context = found, context
         self.header["memory"] = found.facts()
         return found
 
@@ -191,6 +194,8 @@ class Session:
             try:
                 if metrics:
                     metrics.begin()
+                if self.warms_up:
+                    self.engine.warm_up(self.context)
                 self._decode(conversations, sink, on_text, on_request)
                 interrupted = self.stop.is_set()
                 published = recorder.finish("interrupted" if interrupted else "finished")
@@ -244,6 +249,12 @@ class Session:
             return None
         labels = {} if shard is None else {"shard": f"{shard.index}/{shard.count}"}
         return Metrics(recorder, path, lambda: recorder.pressure, lambda: self.engine.wasted_rounds, labels)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether kernels are compiled and graphs captured before a prompt would wait for them."""
+        asked = self.settings.warm_up
+        return self.target.device.type == "cuda" if asked is None else asked
 
     @property
     def _has_a_pace(self) -> bool:

@@ -62,6 +62,8 @@ class RecordSettings:
     shard: Shard | None = None
     metrics: Path | None = None
     recorder: RecorderPlace = "auto"
+    # before the first prompt; on a GPU if it is not said
+    warm_up: bool | None = None
 
     def __post_init__(self) -> None:
         check_quantisation(self.parts, self.draft_quant)

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import torch
 
-from dflash.bench.decode import DecodeSettings, document, measure, peer_prompts
+from dflash.bench.decode import DecodeSettings, FirstToken, document, first_token, measure, peer_prompts
 from dflash.bench.decode_models import RandomSubject, Subject, random_target
 from dflash.bench.decode_peers import measure_peers
 from dflash.bench.step_shapes import MODELS
@@ -35,7 +35,7 @@ def test_every_side_decodes_all_tokens(
     given = DecodeSettings(
         3, 1, temperature, prompt_tokens=9, new_tokens=5, repeats=1, host=True, policy=policy
     )
-    found = document(subject, given, measure(subject, given, (1, 2)))
+    found = document(subject, given, measure(subject, given, (1, 2)), first_token(subject, given))
     assert [row["side"] for row in found["rows"]] == 2 * [
         "plain", "plain recorded", "plain host", "speculative", "speculative recorded", "speculative host",
     ]  # fmt: skip
@@ -59,7 +59,7 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
     subject = Subject(target, drafter, drafter)
     asked = peer_prompts(subject, given, 2)
     peers = measure_peers(target, asked, 3, lambda text: None)
-    found = document(subject, given, measure(subject, given, (2,)), peers)
+    found = document(subject, given, measure(subject, given, (2,)), FirstToken(2.0, 1.0), peers)
     for ids, peer in zip((asked, asked), found["peers"], strict=True):
         assert peer["failure"] is None
         assert 0 < peer["tokens"] <= 64 * len(ids)

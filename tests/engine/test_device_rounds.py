@@ -12,8 +12,10 @@ import pytest
 
 from dflash.cli.main import run as run_command
 from dflash.engine.device_engine import DeviceEngine
+from dflash.engine.device_round import DeviceRound
 from dflash.engine.prompts import text_prompt, with_ids
 from dflash.errors import UsageError
+from dflash.target.lane_prefill import LanePrefill
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +201,44 @@ def test_what_the_device_cannot_do_goes_through_the_host_and_is_said(
     assert reason in run.rounds_remark
     with pytest.raises(UsageError, match=reason):
         draft_runs.session(target, tmp_path / "run.parquet", **given | {"rounds": "device"})
+
+
+@pytest.mark.parametrize("control", ["", ":control=window"])
+def test_a_warm_up_changes_nothing_that_is_recorded(
+    target: Any, drafters: dict[str, str], tmp_path: Path, control: str
+) -> None:
+    found = []
+    for warm_up in (False, True):
+        output = tmp_path / f"{warm_up}.parquet"
+        draft_runs.record(
+            target, draft_runs.prompts(3), output, drafter=drafters["dspark"], draft_impl="native",
+            target_impl="native", length=3, branches=2, lanes=2, temperature=0.8, max_new_tokens=9,
+            policy=f"match{control}", rounds="device", warm_up=warm_up,
+        )  # fmt: skip
+        found.append(draft_runs.rows(output))
+    device_runs.same_rows(*found, atol=0.0, rtol=0.0)
+
+
+def test_a_warm_up_leaves_nothing_for_the_first_prompt(
+    target: Any, drafters: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers and graphs of rounds and prompts are made before, and no more of them while decoding."""
+    made = []
+    for owner, name in ((LanePrefill, "_make"), (DeviceRound, "_build")):
+        plain = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, plain=plain: made.append(plain) or plain(*given))
+    run = draft_runs.session(
+        target, tmp_path / "run.parquet", drafter=drafters["dspark"], draft_impl="native",
+        target_impl="native", length=3, branches=1, lanes=2, max_new_tokens=9, rounds="device", warm_up=True,
+    )  # fmt: skip
+    warm_up = run.engine.warm_up
+
+    def counted(context: int) -> None:
+        warm_up(context)
+        assert len(made) == 2
+        made.clear()
+
+    monkeypatch.setattr(run.engine, "warm_up", counted)
+    entries = with_ids(text_prompt(prompt) for prompt in draft_runs.prompts(3))
+    run.record(run.conversations(entries, check=True))
+    assert made == []
