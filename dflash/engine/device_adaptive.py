@@ -16,10 +16,10 @@ from dflash.drafters.base import DraftShape
 from dflash.engine.device_engine import DeviceEngine, Said
 from dflash.engine.device_ladder import Launched, RoundLadder
 from dflash.engine.device_law import LaneLaw
-from dflash.engine.device_record import Arrays
 from dflash.engine.device_rows import Place, features_of, times_of
 from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Sink
+from dflash.engine.device_record import Arrays
 from dflash.policy.control.base import Asked, Control, Learning
 from dflash.policy.noise import I64
 
@@ -114,17 +114,21 @@ class AdaptiveEngine(DeviceEngine):
 
     def _going_on(self, lanes: Sequence[Lane]) -> list[Lane]:
         """The lanes that may be live after all rounds in the air, each of which emits a token or more."""
-        return [
-            lane for lane in lanes if lane.request.max_new_tokens - len(lane.output) > self._in_the_air(lane)
-        ]
+        air = self._in_the_air()
+        return [lane for lane in lanes if _left(lane) > air.get(id(lane), 0)]
 
     @property
     def _unread(self) -> int:
         """Rounds in the air."""
         return sum(flight.rounds for flight in self._flights)
 
-    def _in_the_air(self, lane: Lane) -> int:
-        return sum(one.rounds for one in self._flights if one.lanes.get(lane.index) is lane)
+    def _in_the_air(self) -> dict[int, int]:
+        """Rounds in the air of each lane, by its identity: a request's index goes on to the next."""
+        found: dict[int, int] = {}
+        for flight in self._flights:
+            for lane in flight.lanes.values():
+                found[id(lane)] = found.get(id(lane), 0) + flight.rounds
+        return found
 
     def _launch(self, lanes: list[Lane]) -> bool:
         """Queue rounds of these lanes if it is time; returns whether it was."""
@@ -145,14 +149,16 @@ class AdaptiveEngine(DeviceEngine):
         if not steps:
             return _shapes(lanes, self.control.ask(lanes))
         more = steps - self._unread
-        contexts = [len(lane.trunk) + self._emitted * (self._in_the_air(lane) + more) for lane in lanes]
+        air = self._in_the_air()
+        contexts = [len(lane.trunk) + self._emitted * (air.get(id(lane), 0) + more) for lane in lanes]
         return _shapes(lanes, self.control.foresee(lanes, steps, float(np.mean(contexts))))
 
     def _holds(self, lanes: Sequence[Lane], shapes: Shapes, steps: int) -> bool:
         """Whether shapes are likely to last for a chain of rounds, and a request for as long."""
         deepest = max(shape.length for shape in shapes.values())
         rounds = self.ladder.rung(deepest).chained.plan.chain
-        left = max(lane.request.max_new_tokens - len(lane.output) - self._in_the_air(lane) for lane in lanes)
+        air = self._in_the_air()
+        left = max(_left(lane) - air.get(id(lane), 0) for lane in lanes)
         return left >= rounds and self._foresee(lanes, steps + rounds - 1) == shapes
 
     def _reach(self, lanes: Sequence[Lane]) -> int:
@@ -233,6 +239,11 @@ class AdaptiveEngine(DeviceEngine):
         self.wasted_rounds += sum(after)
         if all(after) and said.end(place).truncated_by is Truncation.NONE:
             self.wasted_rounds += sum(one.rounds for one in self._flights if place.lane in one.lanes)
+
+
+def _left(lane: Lane) -> int:
+    """Tokens that a request may still emit."""
+    return lane.request.max_new_tokens + len(lane.request.prompt_tokens) - len(lane.trunk)
 
 
 def _shapes(lanes: Sequence[Lane], asked: Asked) -> Shapes:
