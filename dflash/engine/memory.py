@@ -18,6 +18,7 @@ from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.union import UnionDrafter
 from dflash.engine.dense import ROW_BUDGET
 from dflash.engine.dense_lanes import lanes_for
+from dflash.engine.device_ladder import RING, rung_lengths
 from dflash.engine.recorder_ring import CAPACITY
 from dflash.engine.settings import RecordSettings
 from dflash.errors import DflashError
@@ -171,6 +172,7 @@ def estimate(target: Target, drafter: Drafter, settings: RecordSettings, context
         _weights("drafter weights", _modules(drafter)),
         Part("drafter context", "device", 0, rows * _context_bytes(drafter)),
         Part("dense lanes", "device", _dense_lanes(config, width, drafter, settings, context)),
+        Part("device rounds", "device", *_device_rounds(config, width, drafter, settings, rows)),
         Part("noise", "host", 0, _noise(config, settings)),
         Part("recorder ring", "host", CAPACITY if settings.apart(target.device.type) else 0),
         Part("recorder", "host", ROW_GROUPS, _answer(settings, context) * _row_bytes(settings, nodes)),
@@ -263,6 +265,32 @@ def _dense_lanes(config: Any, width: int, drafter: Drafter, settings: RecordSett
     inner = int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size)
     row = (2 * int(config.vocab_size) + 3 * inner + 4 * int(config.hidden_size)) * width
     return lanes_for(step, a_lane) * (a_lane + step * row)
+
+
+def _device_rounds(
+    config: Any, width: int, drafter: Drafter, settings: RecordSettings, rows: int
+) -> tuple[int, int]:
+    """What captured steps hold, fixed and a lane: a prompt's chunk and angles of positions; then rows and
+    logits of both models at every length that may run.
+    """
+    if settings.target_impl == "generic" or settings.rounds == "host":
+        return 0, 0
+    steered, block = settings.policy.control.adaptive, isinstance(drafter, BlockFamily)
+    # under control each length has a graph of one round and one of a chain
+    lengths = 2 * rung_lengths(settings.length) if steered else [settings.length]
+    vocabulary, hidden = int(config.vocab_size), int(config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", 0) or 4 * hidden)
+    taps = len(drafter.config.taps) * hidden if isinstance(drafter, BlockFamily) else 0
+    queries = int(config.num_attention_heads) * _head(config)
+    row = (vocabulary + inner + 4 * hidden + 3 * queries + taps) * width
+    fixed = MAX_NODES * row + (1 + block) * rows * _head(config) * FLOAT
+    found = RING * taps * width if steered else 0
+    for length in lengths:
+        nodes = length * settings.branches
+        found += padded_width(nodes + 1, settings.numerics) * row
+        if isinstance(drafter, BlockFamily) and nodes:
+            found += drafter.config.block_size * row + nodes * vocabulary * FLOAT
+    return fixed, found
 
 
 def _noise(config: Any, settings: RecordSettings) -> int:

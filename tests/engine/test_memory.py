@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 
+import device_runs
+import draft_runs
 import pytest
 import torch
 from recordings import requests_of
@@ -18,6 +21,7 @@ from dflash.engine.loop import Engine
 from dflash.engine.memory import Free, MemoryEstimate, Part, TooLittleMemory
 from dflash.engine.recorder import Recorder
 from dflash.target.model import TrunkModel
+from dflash.target.native_layers import Way
 
 PARTS = (
     Part("weights", "device", 1000, 0, 1000),
@@ -194,3 +198,30 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch, files, expected):
     monkeypatch.setattr(free_memory, "MEMINFO", tmp_path / "meminfo")
     assert free_memory.host_free() == min(4096, 4096 if expected is None else expected)
     assert free_memory.free_memory(torch.device("cpu")) == Free(*[free_memory.host_free()] * 2)
+
+
+@pytest.mark.parametrize("control", ["", ":control=window"])
+def test_the_estimate_of_device_rounds_is_near_what_they_hold(tiny, tmp_path, monkeypatch, control):
+    """Tensors that the rounds hold, named or not, are below it, and it is no more than thrice that."""
+    monkeypatch.setattr("dflash.engine.session.Way", lambda mode: Way(mode, impl="reference"))
+    target = device_runs.native_target(tiny)
+    drafter = device_runs.write_drafter(target, tmp_path, "dspark")
+    run = draft_runs.session(
+        target, tmp_path / "run.parquet", drafter=drafter, draft_impl="native", target_impl="native",
+        length=3, branches=1, lanes=2, rounds="device", policy=f"match{control}",
+    )  # fmt: skip
+    before = {id(tensor) for tensor in tensors()}
+    run.engine.warm_up(100)
+    made = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors() if id(tensor) not in before}
+    caches = {store.data_ptr() for pair in run.trunk.stores() for store in pair}
+    caches |= {store.data_ptr() for pair in run.drafter.cache.whole(1) for store in pair}
+    held = sum(tensor.untyped_storage().nbytes() for place, tensor in made.items() if place not in caches)
+    estimate = run.fit(100, Free(None, None))
+    told = next(part for part in estimate.parts if part.name == "device rounds").bytes(2)
+    assert held <= told <= 3 * held
+
+
+def tensors():
+    gc.collect()
+    # asking an object what it is may wake a module that loads late
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
