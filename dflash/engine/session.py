@@ -194,8 +194,6 @@ class Session:
             try:
                 if metrics:
                     metrics.begin()
-                if self.warms_up:
-                    self.engine.warm_up(self.context)
                 self._decode(conversations, sink, on_text, on_request)
                 interrupted = self.stop.is_set()
                 published = recorder.finish("interrupted" if interrupted else "finished")
@@ -270,6 +268,8 @@ class Session:
         on_request: Callable[[Lane], None],
     ) -> None:
         tell = None if on_text is None else self._guarded(on_text)
+        if self.warms_up:
+            self.engine.warm_up(self.context)
         try:
             for lane in self.engine.run(conversations, sink, tell, self.stop.is_set):
                 on_request(lane)
