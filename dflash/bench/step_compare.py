@@ -34,7 +34,7 @@ from dflash.policy.step_time import Grid, StepTime
 OURS, PEERS, SLACK = 1.5, 2.0, 1e-3
 FLUSH_BYTES = 256 << 20
 REPEATS = 40
-NODES, BATCHES, CONTEXTS = (0, 7, 15, 31), (1, 4), (512, 4096)
+NODES, BATCHES, CONTEXTS = (0, 7, 15, 31), (1, 8, 64), (512, 4096)
 ASSUMPTIONS = (
     "a step is the forward alone: acceptance and the host's work are not in it",
     "a block costs the same whatever part of it is drafted, and nothing at length 0",
