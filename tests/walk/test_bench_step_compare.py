@@ -127,9 +127,10 @@ def test_the_profile_is_over_nodes_lanes_and_contexts(
     calls = iter(float(number) for number in range(100))
     monkeypatch.setattr(step_compare, "time_step", lambda ready, repeats=0: (next(calls),) * 3)
     monkeypatch.setattr(step_compare, "CONTEXTS", (20, 40))
+    monkeypatch.setattr(step_compare, "BATCHES", (1, 3))
     times = step_compare.profile(target, block=4)
     assert times.verify(0, 1, 20) == 0.0
-    assert times.verify(31, 4, 40) == 15.0
+    assert times.verify(31, 3, 40) == 15.0
     assert (times.draft(0, 1), times.draft(1, 1), times.draft(3, 2)) == (0.0, 16.0, 16.0)
 
 
