@@ -1,9 +1,9 @@
-"""The rows of one request, collected one by one and turned into an Arrow table."""
+"""Rows turned into an Arrow table: those of one request, collected one by one, or whole columns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -126,3 +126,91 @@ def _joined(parts: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArra
     if holes is None or not holes.any():
         return data, None
     return np.where(holes, data.dtype.type(0), data), holes
+
+
+class Ragged(NamedTuple):
+    """A column of lists of several lengths.
+
+    Attributes:
+        values: Of all rows, one row after the other.
+        lengths: `[rows]`.
+    """
+
+    values: npt.NDArray[Any]
+    lengths: npt.NDArray[np.integer[Any]]
+
+
+class Coded(NamedTuple):
+    """A column of strings.
+
+    Attributes:
+        codes: `[rows]` places among the names; -1 for null.
+        names: Each of them once.
+    """
+
+    codes: npt.NDArray[np.integer[Any]]
+    names: Sequence[str]
+
+
+Column = npt.NDArray[Any] | Ragged | Coded | Sequence[Any]
+Columns = Mapping[str, Column]
+
+
+def columns_table(columns: Columns, count: int, *, features: bool = False) -> pa.Table:
+    """The table that `RequestRows` makes of the same rows, without making them.
+
+    Args:
+        columns: Numbers `[rows]`, lists of one length `[rows, length]` or `Ragged`, strings `Coded`, or what
+            `pyarrow.array` takes. A column that is not there is null; so is every NaN.
+        count: Rows.
+        features: Include the columns of the capability `features`.
+
+    Raises:
+        UnknownColumn: A name that is not in the format.
+        ValueOutOfType: A value that the column's type cannot hold.
+    """
+    schema = arrow_schema(features)
+    for name in columns.keys() - set(schema.names):
+        raise UnknownColumn(name, schema.names)
+    arrays = [_whole_column(field, columns.get(field.name), count) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _whole_column(field: pa.Field, column: Column | None, count: int) -> pa.Array:
+    kind = field.type
+    if column is None:
+        return pa.nulls(count, kind)
+    try:
+        if isinstance(column, Coded):
+            return _strings(column, kind)
+        if isinstance(column, Ragged):
+            return _lists(kind, column.values, column.lengths)
+        if isinstance(column, np.ndarray) and column.ndim == 2:
+            return _lists(kind, column.reshape(-1), np.full(count, column.shape[1], np.int32))
+        if isinstance(column, np.ndarray):
+            return _leaf(kind, column)
+        return pa.array(column, kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise ValueOutOfType(field.name, str(kind), str(error)) from error
+
+
+def _strings(column: Coded, kind: pa.DataType) -> pa.Array:
+    holes = column.codes < 0
+    places = pa.array(column.codes, pa.int32(), mask=holes if holes.any() else None)
+    return pa.array(column.names, kind).take(places)
+
+
+def _lists(kind: pa.ListType, values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> pa.Array:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), _leaf(kind.value_type, values), type=kind)
+
+
+def _leaf(kind: pa.DataType, data: npt.NDArray[Any]) -> pa.Array:
+    """Numbers of a type, null where they are NaN."""
+    holes = np.isnan(data) if data.dtype.kind == "f" else None
+    if holes is None or not holes.any():
+        found = pa.array(data)
+    else:
+        found = pa.array(np.where(holes, data.dtype.type(0), data), mask=holes)
+    return found if found.type == kind else found.cast(kind)

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dflash.drafters.base import Drafter
-from dflash.engine.dense import DENSE
 from dflash.engine.dense_inputs import Heats
 from dflash.engine.dense_lanes import DenseLanes, backwards, rows_needed
-from dflash.engine.dense_rows import DenseRowMaker
+from dflash.engine.dense_rows import DenseGroup, DenseRowMaker
 from dflash.engine.dense_step import DenseStep
 from dflash.engine.device_law import LaneLaw
 from dflash.engine.device_plan import RoundPlan
 from dflash.engine.lane import Lane
-from dflash.engine.recorder import TakesRows, UnmadeStep, hand_over
+from dflash.engine.row_columns import ColumnMaker
+from dflash.engine.unmade import TakesRows, Unmade, hand_over
 from dflash.kernels.round_lanes import RoundTree
 from dflash.target.native import NativeTrunk
 
@@ -36,8 +36,8 @@ class DenseRounds:
         self.trunk, self.drafter, self.plan = trunk, drafter, plan
         tree = RoundTree.make(plan.shape.length, plan.shape.branches, 1, "cpu")
         parents = tree.parents[0].tolist()
-        maker = DenseRowMaker(parents, tree.expanded, tree.branches, plan.store_topk, trunk_is_choices)
-        self._make = maker.rows
+        columns = ColumnMaker(parents, tree.expanded, tree.branches, plan.store_topk)
+        self._maker = DenseRowMaker(columns, tree.length, trunk_is_choices)
         self._held: DenseLanes | None = None
         self._steps: dict[bool, DenseStep] = {}
 
@@ -48,38 +48,38 @@ class DenseRounds:
             return
         lanes = self._lanes(len(lane.trunk))
         lanes.follow(self.trunk, self.drafter, lane.index, positions[-1])
-        for step in reversed(list(self._groups(lanes, lane, positions))):
-            hand_over(sink, [lane] * len(step.known), step)
+        for group in reversed(list(self._groups(lanes, lane, positions))):
+            where = np.full(len(group.counts), lane.index)
+            hand_over(sink, {lane.index: lane}, Unmade.now(where, self._maker, group, group.size))
 
-    def _groups(self, lanes: DenseLanes, lane: Lane, positions: Sequence[int]) -> Iterator[UnmadeStep]:
+    def _groups(self, lanes: DenseLanes, lane: Lane, positions: Sequence[int]) -> Iterator[DenseGroup]:
         """The rows of each group, the last ones first; a few are queued ahead of what is read."""
         temperature = lane.request.sampling.temperature
         draws = self.drafter.sampling_at(temperature)
         drawn = draws.temperature > 0 and self.plan.shape.length > 0
-        law = LaneLaw(lane.request.sampling, draws if drawn else None)
+        law = LaneLaw(temperature, draws if drawn else None)
         step = self._step(lanes, drawn)
         groups = list(backwards(positions, lanes.count))
         words = step.inputs.words_of(lane, groups, Heats(temperature, draws.temperature if drawn else 0.0))
         waiting: deque[tuple[int, Sequence[int]]] = deque()
         for group, asked in zip(groups, words, strict=True):
             if len(waiting) == AHEAD:
-                yield self._unmade(step, *waiting.popleft(), lane, law)
+                yield self._group(step, *waiting.popleft(), lane, law)
             waiting.append((step.queue(asked), group))
         for ticket, group in waiting:
-            yield self._unmade(step, ticket, group, lane, law)
+            yield self._group(step, ticket, group, lane, law)
 
-    def _unmade(
+    def _group(
         self, step: DenseStep, ticket: int, group: Sequence[int], lane: Lane, law: LaneLaw
-    ) -> UnmadeStep:
+    ) -> DenseGroup:
         records = {
-            name: field[:, : len(group)] for name, field in step.read(ticket).items() if name != "times"
+            name: field[0, : len(group)] for name, field in step.read(ticket).items() if name != "times"
         }
-        known = [{"kind": DENSE, "round": -1, "anchor_position": position} for position in group]
         length, last = step.tree.length, len(lane.trunk) - 1
         at = np.array(group, dtype=np.int64)[:, None] + 1 + np.arange(max(length, 1))
         ahead = np.array(lane.trunk, dtype=np.int32)[np.minimum(at, last)]
         counts = [min(length, last - position) for position in group]
-        return UnmadeStep(known, self._make, (records, ahead, counts, law))
+        return DenseGroup(records, ahead, counts, law)
 
     def _lanes(self, tokens: int) -> DenseLanes:
         capacity = rows_needed(self.trunk, self.drafter, tokens)

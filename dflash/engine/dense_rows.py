@@ -3,81 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash.draftfile.rows import Column
 from dflash.draftfile.summary import Kind
-from dflash.engine.device_law import LaneLaw
-from dflash.engine.device_rows import Place, RowMaker
+from dflash.engine.device_law import LaneLaw, Laws
+from dflash.engine.row_columns import ColumnMaker
 from dflash.policy.context import DraftSampling
 
-Arrays = Mapping[str, NDArray[Any]]
-Row = dict[str, Any]
+DECISIONS = ("accepted_nodes", "bonus_token", "context_length", "draft_length", "branches")
+FORCED = ("forced_ids", "forced_logits")
 
-DECISIONS = ("accepted_nodes", "bonus_token", "context_length", "draft_length", "branches", "control_state")
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class DenseGroup(NamedTuple):
+    """Anchors of a request, one behind the other.
+
+    Attributes:
+        records: fields `[anchors, ...]`.
+        ahead: `[anchors, tokens]`, the committed tokens behind each anchor.
+        counts: of each anchor, how many of them a draft can reach.
+        law: of the request.
+    """
+
+    records: Arrays
+    ahead: NDArray[np.int32]
+    counts: Sequence[int]
+    law: LaneLaw
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(field.nbytes for field in self.records.values())
 
 
 class DenseRowMaker:
-    """Makes the dense rows of a group of anchors, one behind the other.
+    """Makes the dense rows of groups of anchors.
 
     Args:
-        parents: of the whole tree's nodes.
-        expanded: slots that the drafter expanded, the first ones.
-        branches: nodes at each depth.
-        store_topk: logits a slot to keep.
+        maker: of the whole tree's columns.
+        length: of the tree.
         trunk_is_choices: whether every committed token is a choice.
     """
 
-    def __init__(
-        self, parents: Sequence[int], expanded: int, branches: int, store_topk: int, trunk_is_choices: bool
-    ) -> None:
-        self._maker = RowMaker(parents, expanded, branches, store_topk)
-        self.length = len(parents) // branches
-        self.trunk_is_choices = trunk_is_choices
+    def __init__(self, maker: ColumnMaker, length: int, trunk_is_choices: bool) -> None:
+        self.maker, self.length, self.trunk_is_choices = maker, length, trunk_is_choices
 
-    def rows(
-        self, records: Arrays, ahead: NDArray[np.int32], counts: Sequence[int], law: LaneLaw
-    ) -> list[Row]:
-        """Rows of anchors.
+    def columns(
+        self, groups: Sequence[DenseGroup], order: NDArray[np.int64] | None = None
+    ) -> dict[str, Column]:
+        """Columns of rows, `order` of those of all groups, one behind the other."""
+        count = sum(len(group.ahead) for group in groups)
+        order = np.arange(count) if order is None else order
+        # what a drafter saw of the trunk is there where it draws
+        names = [name for name in groups[0].records if name not in FORCED]
+        joined = {name: np.concatenate([group.records[name] for group in groups])[order] for name in names}
+        ahead = np.concatenate([group.ahead[:, 0] for group in groups])[order]
+        laws = Laws.of(group.law for group in groups for _ in group.counts).at(order)
+        columns = self.maker.columns(joined, laws)
+        for name in DECISIONS:
+            del columns[name]
+        chosen = joined["choice"][:, 0] == ahead
+        log_q = [row for group in groups for row in self._log_q(group)]
+        columns |= {
+            "kind": np.full(count, Kind.DENSE.value, np.int8),
+            "round": np.full(count, -1),
+            "trunk_logp": _log_p(joined, chosen, laws),
+            "trunk_logq": [log_q[place] for place in order.tolist()],
+        }
+        return columns | ({"off_trajectory": ~chosen} if self.trunk_is_choices else {})
 
-        Args:
-            records: fields `[1, anchors, …]`.
-            ahead: `[anchors, tokens]`, the committed tokens behind each anchor.
-            counts: of each anchor, how many of them a draft can reach.
-            law: of the request.
-        """
-        places = [Place(0, place) for place in range(len(ahead))]
-        made = self._maker.rows(dict(records), places, [law] * len(ahead))
-        chosen = records["choice"][0, :, 0] == ahead[:, 0]
-        off = (~chosen).tolist() if self.trunk_is_choices else [None] * len(ahead)
-        log_p = _log_p(records, chosen, law).tolist()
-        log_q = self._log_q(records, ahead, counts, law)
-        for row, *said in zip(made, off, log_p, log_q, strict=True):
-            for name in DECISIONS:
-                del row[name]
-            row |= {"kind": Kind.DENSE.value, "round": -1, "off_trajectory": said[0], "trunk_logp": said[1]}
-            row["trunk_logq"] = said[2]
-        return made
+    def counted(self, group: DenseGroup) -> dict[str, NDArray[Any]]:
+        """That they are dense rows."""
+        return {"kind": np.full(len(group.counts), Kind.DENSE.value, np.int8)}
 
-    def _log_q(
-        self, records: Arrays, ahead: NDArray[np.int32], counts: Sequence[int], law: LaneLaw
-    ) -> Sequence[NDArray[np.float32] | None]:
+    def _log_q(self, group: DenseGroup) -> Sequence[NDArray[np.float32] | None]:
         """log q of the committed tokens behind each anchor."""
-        if law.draft is None:
-            return [None] * len(ahead)
-        tokens = ahead[:, : self.length]
-        found = forced_log_q(records["forced_ids"][0], records["forced_logits"][0], tokens, law.draft)
-        return [row[:count].astype(np.float32) for row, count in zip(found, counts, strict=True)]
+        if group.law.draft is None:
+            return [None] * len(group.ahead)
+        ids, logits = (group.records[name] for name in FORCED)
+        found = forced_log_q(ids, logits, group.ahead[:, : self.length], group.law.draft)
+        return [row[:count].astype(np.float32) for row, count in zip(found, group.counts, strict=True)]
 
 
-def _log_p(records: Arrays, chosen: NDArray[np.bool_], law: LaneLaw) -> NDArray[np.float64]:
+def _log_p(of_rows: Arrays, chosen: NDArray[np.bool_], laws: Laws) -> NDArray[np.float64]:
     """log p of the committed token behind each anchor."""
-    if law.target.greedy:
-        return np.where(chosen, 0.0, -np.inf)
-    logit = records["trunk_logit"][0, :, 0].astype(np.float64)
-    found: NDArray[np.float64] = logit / law.target.temperature - records["lse_p"][0, :, 0].astype(np.float64)
+    logit, lse_p = (of_rows[name][:, 0].astype(np.float64) for name in ("trunk_logit", "lse_p"))
+    found: NDArray[np.float64] = np.where(
+        laws.greedy, np.where(chosen, 0.0, -np.inf), logit / laws.heat - lse_p
+    )
     return found
 
 

@@ -11,9 +11,10 @@ from dflash.engine.dense_inputs import DenseInputs
 from dflash.engine.dense_lanes import DenseLanes
 from dflash.engine.dense_record import dense_fields
 from dflash.engine.device_plan import RoundPlan, draft_top
-from dflash.engine.device_record import Arrays, RecordRing, RecordSizes, record_words, tensors_of
+from dflash.engine.device_record import RecordRing, RecordSizes, record_words, tensors_of
 from dflash.engine.device_round import DraftPart
 from dflash.engine.device_views import Moves, RoundViews
+from dflash.engine.record_arrays import Records
 from dflash.kernels.round_draft import DraftColumns, draft_level
 from dflash.kernels.round_inputs import RowInputs, round_inputs
 from dflash.kernels.round_lanes import RoundTree
@@ -92,7 +93,7 @@ class DenseStep:
             self._graph.replay()
         return self.ring.push()
 
-    def read(self, ticket: int) -> Arrays:
+    def read(self, ticket: int) -> Records:
         """Wait for a group's record: fields `[1, …]`."""
         return self.ring.read(ticket)
 

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash.drafters.base import DraftShape
-from dflash.engine.device_engine import DeviceEngine, Said
+from dflash.engine.device_engine import CODES, DeviceEngine, Said
 from dflash.engine.device_ladder import Launched, RoundLadder
-from dflash.engine.device_law import LaneLaw
-from dflash.engine.device_rows import Place, features_of, times_of
+from dflash.engine.device_rows import Chain, Place, RoundNumbers
 from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Sink
-from dflash.engine.device_record import Arrays
+from dflash.engine.record_arrays import Records
 from dflash.policy.control.base import Asked, Control, Learning
 from dflash.policy.noise import I64
 
@@ -168,7 +167,7 @@ class AdaptiveEngine(DeviceEngine):
 
     def _take_in(self, flight: _Flight, sink: Sink) -> None:
         """Let the control ask for rounds that have run; take them in as long as that is how they ran."""
-        records: Arrays = {}
+        records: Records | None = None
         told: list[_Told] = []
         for place in range(flight.rounds):
             if not (lanes := flight.open):
@@ -177,14 +176,14 @@ class AdaptiveEngine(DeviceEngine):
             if not self._ran_so(flight, _shapes(lanes, asked)):
                 self._go_back(flight, flight.rounds - place)
                 break
-            if not records:
+            if records is None:
                 records = flight.launched.read()
                 said = Said.of(records)
             told.append(self._tell_round(lanes, said, place))
             where = [lane.index for lane in lanes]
             depths = _depths(records["node_token"][place, where], self.ladder.plan.shape.branches)
             self.control.learn(lanes, asked, records["count"][place, where].astype(np.int64), depths)
-        if told and not self.quiet:
+        if records is not None and not self.quiet:
             self._give(flight, records, told, sink)
 
     def _ran_so(self, flight: _Flight, shapes: Shapes) -> bool:
@@ -216,22 +215,20 @@ class AdaptiveEngine(DeviceEngine):
         self._flights.clear()
         self.ladder.hold(list(lanes.values()))
 
-    def _give(self, flight: _Flight, records: Arrays, told: Sequence[_Told], sink: Sink) -> None:
+    def _give(self, flight: _Flight, records: Records, told: Sequence[_Told], sink: Sink) -> None:
         """Give the sink the rows of rounds."""
-        lanes = [lane for one in told for lane in one.lanes]
-        places = [Place(one.place, lane.index) for one in told for lane in one.lanes]
-        laws = [LaneLaw(lane.request.sampling, self._drawn(lane)) for lane in lanes]
-        shapes = [flight.shapes[lane.index] for lane in lanes]
-        rows = iter(flight.launched.maker.rows(records, places, laws, shapes))
-        for place, step, here, numbers, emissions, texts in told:
-            shared = {"batch_size": len(here), "step": step, **times_of(records, place)}
-            for lane, number, emission, text in zip(here, numbers, emissions, texts, strict=True):
-                row = next(rows)
-                row |= {"round": number, "emitted": emission.emitted, "control_state": text, **shared}
-                row["truncated_by"] = str(emission.truncated_by)
-                if self.features is not None:
-                    row |= features_of(records, Place(place, lane.index))
-                sink.row(lane, row)
+        known = [
+            (one.place, lane.index, number, emitted, CODES[reason], len(one.lanes), one.step)
+            for one in told
+            for lane, number, (emitted, reason) in zip(one.lanes, one.numbers, one.emissions, strict=True)
+        ]
+        shapes = [flight.shapes[lane.index] for one in told for lane in one.lanes]
+        drafted = np.array([(shape.length, shape.branches) for shape in shapes], np.int64)
+        numbers = RoundNumbers(*np.array(known, np.int64).T, *drafted.T)
+        lanes = list({lane.index: lane for one in told for lane in one.lanes}.values())
+        texts = [text for one in told for text in one.texts]
+        chain = Chain.of(records, numbers, self._laws(lanes), texts)
+        self._hand_over(flight.launched.maker, chain, lanes, sink)
 
     def _count_wasted(self, said: Said, place: Place) -> None:
         """Count the rounds that a lane has begun after its stop string."""

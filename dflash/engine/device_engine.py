@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device_law import LaneLaw
-from dflash.engine.device_record import Arrays
 from dflash.engine.device_round import DeviceRound
-from dflash.engine.device_rows import Place, RowMaker, features_of, times_of
+from dflash.engine.device_rows import REASONS, Chain, Place, RoundNumbers, RoundRows
 from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Engine, Sink
+from dflash.engine.record_arrays import Arrays, Records
+from dflash.engine.unmade import Unmade, hand_over
 from dflash.kernels.round_finish import EOS, GOES_ON, LENGTH
 from dflash.policy.context import DraftSampling
 from dflash.target.scratch import Scratch
 
+CODES = {Truncation(name): place for place, name in enumerate(REASONS)}
 _REASONS = {GOES_ON: Truncation.NONE, EOS: Truncation.EOS, LENGTH: Truncation.LENGTH}
 
 
@@ -82,9 +86,7 @@ class DeviceEngine(Engine):
         self.rounds = rounds
         self.wasted_rounds = 0
         self.quiet = False
-        tree = rounds.tree
-        parents = tree.parents[0].tolist() if tree.nodes else []
-        self._maker = RowMaker(parents, tree.expanded, tree.branches, rounds.plan.store_topk)
+        self._maker = rounds.row_maker()
         self._flying: _Flight | None = None
 
     def warm_up(self, context: int) -> None:
@@ -142,19 +144,27 @@ class DeviceEngine(Engine):
         if not self.quiet:
             self._tell(flight, records, landed, sink)
 
-    def _tell(self, flight: _Flight, records: Arrays, landed: Sequence[_Landed], sink: Sink) -> None:
+    def _tell(self, flight: _Flight, records: Records, landed: Sequence[_Landed], sink: Sink) -> None:
         """Give the sink the rows of what has landed."""
-        laws = [LaneLaw(lane.request.sampling, self._drawn(lane)) for _, lane, _, _ in landed]
-        rows = self._maker.rows(records, [place for place, *_ in landed], laws)
-        live = records["live"].sum(1).tolist()
-        times = [times_of(records, which) for which in range(self.rounds.plan.chain)]
-        for (place, lane, number, emission), row in zip(landed, rows, strict=True):
-            row |= {"round": number, "emitted": emission.emitted, "batch_size": live[place.record]}
-            row |= {"step": flight.step + place.record, **times[place.record]}
-            row["truncated_by"] = str(emission.truncated_by)
-            if self.features is not None:
-                row |= features_of(records, place)
-            sink.row(lane, row)
+        known = [
+            (*place, number, emitted, CODES[reason]) for place, _, number, (emitted, reason) in landed
+        ]
+        record, index, number, emitted, reason = np.array(known, np.int64).T
+        batch, step = records["live"].sum(1)[record], flight.step + record
+        shape = self.rounds.plan.shape
+        full = np.full((2, len(landed)), [[shape.length], [shape.branches]])
+        numbers = RoundNumbers(record, index, number, emitted, reason, batch, step, *full)
+        self._hand_over(self._maker, Chain.of(records, numbers, self._laws(flight.lanes)), flight.lanes, sink)
+
+    def _hand_over(self, maker: RoundRows, chain: Chain, lanes: Sequence[Lane], sink: Sink) -> None:
+        rows = Unmade.now(chain.numbers[1], maker, chain, chain.size)
+        hand_over(sink, {lane.index: lane for lane in lanes}, rows)
+
+    def _laws(self, lanes: Sequence[Lane]) -> dict[int, LaneLaw]:
+        """How the requests of lanes draw, by lane."""
+        heats = {lane.index: lane.request.sampling.temperature for lane in lanes}
+        laws = {heat: LaneLaw(heat, self._drawn(heat)) for heat in set(heats.values())}
+        return {index: laws[heat] for index, heat in heats.items()}
 
     def _emit(self, lane: Lane, said: Said, place: Place) -> Emission:
         """Give a lane a round's tokens; the device has ended it where the host ends it."""
@@ -174,7 +184,7 @@ class DeviceEngine(Engine):
         if goes_on and self._flying is not None:
             self.wasted_rounds += self.rounds.plan.chain
 
-    def _drawn(self, lane: Lane) -> DraftSampling | None:
-        """How q is made in a lane's request; None where tokens are not drawn."""
-        sampling = self.drafter.sampling_at(lane.request.sampling.temperature)
+    def _drawn(self, temperature: float) -> DraftSampling | None:
+        """How q is made in requests of a temperature; None where tokens are not drawn."""
+        sampling = self.drafter.sampling_at(temperature)
         return sampling if sampling.temperature > 0 and self.rounds.tree.nodes else None

@@ -14,11 +14,11 @@ import torch
 from dflash.drafters.base import DraftShape
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device_plan import RoundPlan, chain_of
-from dflash.engine.device_record import Arrays
 from dflash.engine.device_round import DeviceRound
-from dflash.engine.device_shapes import ShapedRows
+from dflash.engine.device_rows import RoundRows
 from dflash.engine.device_shared import RoundShared, sent
 from dflash.engine.lane import Lane
+from dflash.engine.record_arrays import Records
 from dflash.kernels.round_cut import RoundLimits
 from dflash.kernels.round_lanes import RoundLanes
 from dflash.kernels.round_taps import TapRing, pending_rows
@@ -33,7 +33,7 @@ class Rung(NamedTuple):
 
     single: DeviceRound
     chained: DeviceRound
-    maker: ShapedRows
+    maker: RoundRows
 
     def of(self, chain: bool) -> DeviceRound:
         """One round, or a chain of them."""
@@ -44,10 +44,10 @@ class Launched(NamedTuple):
     """Rounds that were queued, what makes their rows, and the ticket of their records."""
 
     rounds: DeviceRound
-    maker: ShapedRows
+    maker: RoundRows
     ticket: int
 
-    def read(self) -> Arrays:
+    def read(self) -> Records:
         """Wait for the records."""
         return self.rounds.read(self.ticket)
 
@@ -92,7 +92,7 @@ class RoundLadder:
             DeviceRound(self.trunk, self.drafter, replace(plan, chain=chain), eos, self.shared)
             for chain in (1, chain_of(length))
         )
-        return Rung(single, chained, ShapedRows(single.tree, self.plan.store_topk))
+        return Rung(single, chained, single.row_maker())
 
     def hold(self, lanes: Sequence[Lane], *, fresh: bool = False) -> None:
         """Let lanes stand at the ends of their trunks.

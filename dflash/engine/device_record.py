@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash.engine.features import FINGERPRINT
+from dflash.engine.record_arrays import Layout, Part, Records
 from dflash.kernels.round_lanes import RoundTree
 
-Arrays = dict[str, NDArray[Any]]
-
-STARTED, DRAFTED, VERIFIED, ENDED = range(4)
 _ALIGN = 4
 # bfloat16 has no numpy type: its bits do
-_NUMPY = {
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float32: np.float32,
-    torch.bfloat16: np.uint16,
-}
+_NUMPY = {torch.int32: "i4", torch.int64: "i8", torch.float32: "f4", torch.bfloat16: "u2"}
 
 
 class Field(NamedTuple):
@@ -91,15 +82,13 @@ def tensors_of(flat: Tensor, fields: Mapping[str, Field]) -> dict[str, Tensor]:
     return views
 
 
-def arrays_of(flat: NDArray[np.int32], fields: Mapping[str, Field]) -> Arrays:
-    """The same of several records `[records, words]` in host memory: fields `[records, ...]`."""
-    views, start = {}, 0
-    for name, (dtype, shape) in fields.items():
-        end = start + -(-prod(shape) * dtype.itemsize // 4)
-        numbers = flat[:, start:end].view(_NUMPY[dtype])[:, : prod(shape)]
-        views[name] = numbers.reshape(len(flat), *shape)
-        start += fields[name].words
-    return views
+def layout_of(fields: Mapping[str, Field]) -> Layout:
+    """Where the same fields lie in host memory."""
+    layout, start = {}, 0
+    for name, field in fields.items():
+        layout[name] = Part(_NUMPY[field.dtype], field.shape, start)
+        start += field.words
+    return layout
 
 
 class _Slot(NamedTuple):
@@ -119,7 +108,7 @@ class RecordRing:
 
     def __init__(self, record: Tensor, fields: Mapping[str, Field], slots: int = 4) -> None:
         self.record = record
-        self.fields = fields
+        self.layout = layout_of(fields)
         self._pushed = 0
         self._slots: list[_Slot] = []
         self._waiting: dict[int, Tensor] = {}
@@ -149,13 +138,13 @@ class RecordRing:
             slot.ready.record(self._stream)
         return ticket
 
-    def read(self, ticket: int) -> Arrays:
+    def read(self, ticket: int) -> Records:
         """Wait for records; the arrays are the caller's."""
         if self._slots:
             slot = self._slots[ticket % self._count]
             slot.ready.synchronize()
-            return arrays_of(slot.pinned.numpy().copy(), self.fields)
-        return arrays_of(self._waiting.pop(ticket).numpy(), self.fields)
+            return Records.of(slot.pinned.numpy().copy(), self.layout)
+        return Records.of(self._waiting.pop(ticket).numpy(), self.layout)
 
     def forget(self, ticket: int) -> None:
         """Leave records unread."""

@@ -15,20 +15,13 @@ from torch import Tensor
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.block.native import BlockStep
 from dflash.engine.device_plan import RoundPlan, draft_law, draft_top, ids_of
-from dflash.engine.device_record import (
-    DRAFTED,
-    ENDED,
-    STARTED,
-    VERIFIED,
-    Arrays,
-    RecordRing,
-    RecordSizes,
-    record_fields,
-    record_words,
-)
+from dflash.engine.device_record import RecordRing, RecordSizes, record_fields, record_words
+from dflash.engine.device_rows import RoundRows
 from dflash.engine.device_shared import RoundShared
 from dflash.engine.device_views import Moves, RoundViews
 from dflash.engine.lane import Lane
+from dflash.engine.record_arrays import DRAFTED, ENDED, STARTED, VERIFIED, Records
+from dflash.engine.row_columns import ColumnMaker
 from dflash.kernels.accept_tree import Accepted, accept_tree
 from dflash.kernels.round_best import BestScratch, draft_best
 from dflash.kernels.round_confidence import ConfidenceWeights, confidences
@@ -323,7 +316,14 @@ class DeviceRound:
         if views.features is not None:
             views.features.copy_(kept.view_as(views.features))
 
-    def read(self, ticket: int) -> Arrays:
+    def row_maker(self) -> RoundRows:
+        """What makes rows of the records."""
+        tree = self.tree
+        parents = tree.parents[0].tolist() if tree.nodes else []
+        maker = ColumnMaker(parents, tree.expanded, tree.branches, self.plan.store_topk)
+        return RoundRows(self.ring.layout, maker)
+
+    def read(self, ticket: int) -> Records:
         """Wait for the records of a chain: fields `[chain, ...]`."""
         return self.ring.read(ticket)
 

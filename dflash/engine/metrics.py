@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dflash import __version__
 from dflash.draftfile.publish import beside
@@ -18,7 +19,8 @@ from dflash.draftfile.summary import Kind
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane, Truncation
 from dflash.engine.loop import Sink
-from dflash.engine.recorder import Pressure, UnmadeStep, hand_over
+from dflash.engine.recorder import Pressure
+from dflash.engine.unmade import Unmade, hand_over
 from dflash.errors import DflashError
 
 SECONDS = 5.0
@@ -92,6 +94,27 @@ class Counts:
             self.verify_us += _known(row["verify_us"])
 
 
+    def add_many(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Count rows that are all live or all dense, as `Maker.counted` tells of them."""
+        live = rows["kind"] == Kind.LIVE
+        self.dense_rows += int((rows["kind"] == Kind.DENSE).sum())
+        if not live.any():
+            return
+        self.rounds += len(live)
+        self.tokens += int(rows["emitted"].sum())
+        self.nodes += int(rows["nodes"].sum())
+        for counter, name in (
+            (self.drafted, "draft_length"), (self.accepted, "accepted"), (self.branches, "branches"),
+        ):  # fmt: skip
+            counter.update(rows[name].tolist())
+        # lanes of one step share its times
+        steps, places = np.unique(rows["step"], return_index=True)
+        fresh = places[steps > self.step]
+        self.step = int(steps[-1])
+        self.draft_us += float(np.nansum(rows["draft_us"][fresh]))
+        self.verify_us += float(np.nansum(rows["verify_us"][fresh]))
+
+
 @dataclass(slots=True)
 class Metrics:
     """A sink between an engine and its own sink, which keeps a file of metrics up to date.
@@ -139,11 +162,10 @@ class Metrics:
         if self.clock() - self._written >= SECONDS:
             self.write()
 
-    def step(self, lanes: Sequence[Lane], step: UnmadeStep) -> None:
-        """Count what is known of a step's rows, and hand on."""
-        for row in step.known:
-            self.counts.add(row)
-        hand_over(self.sink, lanes, step)
+    def unmade(self, lanes: Mapping[int, Lane], rows: Unmade) -> None:
+        """Count rows that are made elsewhere, and hand on."""
+        self.counts.add_many(rows.maker.counted(rows.part))
+        hand_over(self.sink, lanes, rows)
         if self.clock() - self._written >= SECONDS:
             self.write()
 

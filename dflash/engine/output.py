@@ -89,8 +89,8 @@ class RecorderPlan(NamedTuple):
 
 
 @contextmanager
-def open_here(plan: RecorderPlan) -> Iterator[Recorder]:
-    """A recorder in this process, with its output and its journal.
+def open_here(plan: RecorderPlan, *, patience: float = 0.0) -> Iterator[Recorder]:
+    """A recorder in this process, with its output and its journal; `patience` as there.
 
     Raises:
         WriteError: The output or the journal cannot be written.
@@ -101,4 +101,5 @@ def open_here(plan: RecorderPlan) -> Iterator[Recorder]:
         plan.output, plan.header, **plan.part._asdict(), overwrite=any(choice.values())
     ) as writer:
         journal, kept = start_journal(plan.output, plan.header, plan.part, plan.sync_seconds, **choice)
-        yield Recorder(writer, journal, kept, keep_text=plan.keep_text, features=plan.features)
+        given = {"keep_text": plan.keep_text, "features": plan.features}
+        yield Recorder(writer, journal, kept, **given, patience=patience)

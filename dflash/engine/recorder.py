@@ -6,21 +6,24 @@ It may run in a process of its own, which starts sooner without torch: nothing h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.journal import Journal
 from dflash.draftfile.resume import Kept, free_name, renamed, request_key
-from dflash.draftfile.rows import RequestRows
 from dflash.draftfile.summary import Kind
 from dflash.draftfile.writer import DraftFileWriter, Published
+from dflash.engine.recorder_pending import Pending, ended, named
+from dflash.engine.unmade import Unmade
 
 if TYPE_CHECKING:
     from dflash.engine.lane import Lane
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from dflash.engine.request import Request
 
 Row = dict[str, Any]
+# what a recorder that waits for more takes at most before it makes tables
+MOST_ROWS, MOST_BYTES = 16384, 16 << 20
 
 
 @dataclass(slots=True)
@@ -36,15 +41,25 @@ class _Open:
 
     request_id: str
     journal_name: str
-    rows: list[Row] = field(default_factory=list)
+    order: int
+    tables: list[pa.Table] = field(default_factory=list)
     journaled: int = 0
+    dense: bool = False
 
-    def table(self, start: int, features: bool) -> pa.Table:
-        """The rows from `start` on."""
-        rows = RequestRows(self.request_id, features=features)
-        for row in self.rows[start:]:
-            rows.append(row)
-        return rows.table()
+    def add(self, table: pa.Table) -> None:
+        """Take more rows, which are some of a larger table's."""
+        dense = table["kind"][-1].as_py() == Kind.DENSE
+        if dense and not self.dense:
+            # what was decided before ends here
+            table = ended(table)
+        self.dense = dense
+        self.tables.append(named(table, self.request_id))
+
+    def table(self) -> pa.Table:
+        """All rows so far, in one piece that holds nothing else."""
+        whole = pa.concat_tables(self.tables).combine_chunks()
+        self.tables = [whole]
+        return whole
 
 
 @dataclass(slots=True)
@@ -85,49 +100,6 @@ class Totals:
         self.finish[reason] = self.finish.get(reason, 0) + 1
 
 
-class UnmadeStep(NamedTuple):
-    """Rows of several lanes, one each, that are made where they are recorded.
-
-    Attributes:
-        known: What is known of each row at once; it wins over what is made.
-        make: Gives the other columns of each row, in the order of `known`. It must pickle.
-        given: Its arguments: arrays, mappings of arrays, and what else pickles.
-    """
-
-    known: Sequence[Row]
-    make: Callable[..., Sequence[Row]]
-    given: tuple[Any, ...]
-
-    def rows(self) -> list[Row]:
-        """The rows, made."""
-        made = self.make(*self.given)
-        return [{**rest, **row} for rest, row in zip(made, self.known, strict=True)]
-
-
-@runtime_checkable
-class TakesSteps(Protocol):
-    """A sink that need not be given rows that are made already."""
-
-    def step(self, lanes: Sequence[Lane], step: UnmadeStep) -> None:
-        """A round of these lanes is over."""
-
-
-class TakesRows(Protocol):
-    """A sink as the engine knows it."""
-
-    def row(self, lane: Lane, row: Row) -> None:
-        """A round is over."""
-
-
-def hand_over(sink: TakesRows | TakesSteps, lanes: Sequence[Lane], step: UnmadeStep) -> None:
-    """Give a step to a sink, made or as it is."""
-    if isinstance(sink, TakesSteps):
-        sink.step(lanes, step)
-        return
-    for lane, row in zip(lanes, step.rows(), strict=True):
-        sink.row(lane, row)
-
-
 class Pressure(NamedTuple):
     """How far a recorder is behind, and for how long decoding had to wait for it.
 
@@ -146,6 +118,9 @@ class Recorder:
     """A sink of the engine that writes a draft file, and its journal until the file is there.
 
     Rounds go to the journal a table a request at a time, when a sync is due or the request closes.
+
+    Args:
+        patience: Seconds for which a closed request may wait for others, as many take less time at once.
     """
 
     def __init__(
@@ -156,14 +131,20 @@ class Recorder:
         *,
         keep_text: bool = True,
         features: bool = False,
+        patience: float = 0.0,
     ) -> None:
         self.writer = writer
         self.journal = journal
         self.kept = kept
         self.keep_text = keep_text
-        self.features = features
+        self.patience = patience
         self.totals = Totals()
+        self._pending = Pending(features)
         self._open: dict[int, _Open] = {}
+        self._closed: dict[int, _Open] = {}
+        self._overdue = inf
+        self._numbers: dict[int, int] = {}
+        self._opened = 0
         self._waiting: dict[int, list[pa.Table]] = {}
         self._ended: set[int] = set()
         self._names: set[str] = set()
@@ -182,42 +163,74 @@ class Recorder:
 
     def opened(self, lane: Lane | FarLane) -> None:
         """Start the rows of a lane's request."""
-        name = free_name(lane.request.request_id, self._journal_names)
+        request = lane.request
+        name = free_name(request.request_id, self._journal_names)
         self._journal_names.add(name)
-        self._open[lane.index] = _Open(lane.request.request_id, name)
+        self._numbers[lane.index] = self._opened
+        self._open[self._opened] = _Open(request.request_id, name, request.order)
+        self._opened += 1
 
     def row(self, lane: Lane | FarLane, row: Row) -> None:
         """Take one round."""
-        rows = self._open[lane.index].rows
-        if row["kind"] == Kind.DENSE and rows and rows[-1]["kind"] != Kind.DENSE:
-            _end(rows)
         if not self.keep_text:
             row = {**row, "prompt_text": None}
-        rows.append({"started_at": datetime.now(UTC), **row})
-        if self.journal.due:
-            self.sync()
+        self._pending.row(self._numbers[lane.index], row)
+        self.tend()
 
-    def step(self, lanes: Sequence[Lane], step: UnmadeStep) -> None:
-        """Make the rows of a step and take them."""
-        for lane, row in zip(lanes, step.rows(), strict=True):
-            self.row(lane, row)
+    def unmade(self, lanes: Mapping[int, Lane | FarLane], rows: Unmade) -> None:
+        """Take rounds of these lanes, by index."""
+        numbers = np.full(max(self._numbers) + 1, -1)
+        numbers[list(self._numbers)] = list(self._numbers.values())
+        self._pending.unmade(numbers[rows.lanes], rows)
+        self.tend()
 
     def closed(self, lane: Lane | FarLane) -> None:
         """Queue a finished request; one that was interrupted says so in its last row."""
-        request = self._open.pop(lane.index, None)
-        if request is None or not request.rows:
+        number = self._numbers.pop(lane.index, None)
+        if number is None:
             return
-        _end(request.rows)
-        table = request.table(0, self.features)
-        self.totals.add(table)
-        self._waiting.setdefault(lane.request.order, []).append(table)
-        self._append(request, table.slice(request.journaled))
-        self.journal.close_request(request.journal_name)
+        self._closed[number] = self._open.pop(number)
+        self._overdue = min(self._overdue, monotonic() + self.patience)
+        self.tend()
 
     def ended(self, order: int) -> None:
         """A prompt has no more requests: write it as soon as all prompts before it are written."""
         self._ended.add(order)
-        while self._next in self._ended:
+        self._write_ended()
+
+    def tend(self) -> float:
+        """Sync if it is due; make tables if there is enough to make them of, or closed requests wait.
+
+        Returns:
+            Seconds after which closed requests will have waited for long enough; inf if none waits.
+        """
+        pending = self._pending
+        if self.journal.due:
+            self.sync()
+        elif monotonic() >= self._overdue or pending.rows >= MOST_ROWS or pending.bytes >= MOST_BYTES:
+            self._settle()
+        return max(0.0, self._overdue - monotonic())
+
+    def _settle(self) -> None:
+        """Make tables of all that was taken, and queue the requests that have ended."""
+        for number, table in self._pending.tables():
+            (self._open.get(number) or self._closed[number]).add(table)
+        for number in list(self._closed):
+            self._queue(self._closed.pop(number))
+        self._overdue = inf
+        self._write_ended()
+
+    def _queue(self, request: _Open) -> None:
+        if not request.tables:
+            return
+        table = ended(request.table())
+        self.totals.add(table)
+        self._waiting.setdefault(request.order, []).append(table)
+        self._append(request, table.slice(request.journaled))
+        self.journal.close_request(request.journal_name)
+
+    def _write_ended(self) -> None:
+        while self._next in self._ended and not self._closed:
             self._ended.remove(self._next)
             self._write(self._next)
             self._next += 1
@@ -235,15 +248,17 @@ class Recorder:
 
     def sync(self) -> None:
         """Make everything so far survive a power cut, the rounds of open requests included."""
+        self._settle()
         for request in self._open.values():
-            if len(request.rows) > request.journaled:
-                table = request.table(request.journaled, self.features)
-                request.journaled = len(request.rows)
-                self._append(request, table)
+            if request.tables:
+                table = request.table()
+                self._append(request, table.slice(request.journaled))
+                request.journaled = table.num_rows
         self.journal.sync()
 
     def finish(self, run_status: Any = "finished", lost: dict[str, Any] | None = None) -> Published:
         """Write what still waits and publish the file; the journal is not needed any more."""
+        self._settle()
         self.journal.sync()
         for order in sorted(self._waiting):
             self._write(order)
@@ -262,7 +277,8 @@ class Recorder:
         return None
 
     def _append(self, request: _Open, table: pa.Table) -> None:
-        self.journal.append(request.journal_name, renamed(table, request.journal_name))
+        if table.num_rows:
+            self.journal.append(request.journal_name, renamed(table, request.journal_name))
 
     def _write(self, order: int) -> None:
         for table in self._waiting.pop(order, ()):
@@ -277,11 +293,3 @@ class Recorder:
             self.totals.add(table, kept=True)
             self.totals.unasked += 1
             self.writer.write_request(renamed(table, name))
-
-
-def _end(rows: list[Row]) -> None:
-    """The last decided row of a request: if nothing cut it, the request was interrupted after it."""
-    places = range(len(rows) - 1, -1, -1)
-    last = next((place for place in places if rows[place].get("truncated_by") is not None), None)
-    if last is not None and rows[last]["truncated_by"] == "none":
-        rows[last] = {**rows[last], "truncated_by": "interrupted"}

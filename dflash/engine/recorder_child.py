@@ -13,12 +13,15 @@ from typing import Any
 import pyarrow as pa
 
 from dflash.engine.output import RecorderPlan, open_here
-from dflash.engine.recorder import Recorder, UnmadeStep
+from dflash.engine.recorder import Recorder
 from dflash.engine.recorder_ring import COUNT, RingReader
-from dflash.engine.recorder_wire import FarLane, dumps, loads, unpacked_given, unpacked_row
+from dflash.engine.recorder_wire import FarLane, dumps, unframed, unpacked_row
+from dflash.engine.unmade import Maker, Unmade
 from dflash.errors import DflashError
 
 SECONDS = 0.2
+# many requests take less time at once, and few rows are lost if this process is killed
+PATIENCE = 0.05
 
 
 def main() -> None:
@@ -49,7 +52,7 @@ class RecorderChild:
         self._replies = replies
         self._recorder: Recorder | None = None
         self._lanes: dict[int, FarLane] = {}
-        self._makers: list[Any] = []
+        self._makers: list[Maker] = []
         self.left: Path | None = None
 
     def serve(self) -> None:
@@ -57,8 +60,8 @@ class RecorderChild:
         first = next(self._messages, None)
         if first is None:
             return
-        plan: RecorderPlan = loads(first)[1]
-        with open_here(plan) as recorder:
+        plan: RecorderPlan = unframed(first)[1]
+        with open_here(plan, patience=PATIENCE) as recorder:
             self._recorder = recorder
             self.reply("ready", recorder.keeps)
             try:
@@ -79,13 +82,11 @@ class RecorderChild:
 
     def _record(self, recorder: Recorder, messages: Iterator[bytes]) -> None:
         for message in messages:
-            match loads(message):
+            match unframed(message):
                 case "row", index, row:
                     recorder.row(self._lanes[index], unpacked_row(row))
-                case "step", indices, known, maker, given:
-                    rows = [unpacked_row(row) for row in known]
-                    lanes = [self._lanes[index] for index in indices]
-                    recorder.step(lanes, UnmadeStep(rows, self._makers[maker], unpacked_given(given)))
+                case "unmade", maker, (lanes, *rest):
+                    recorder.unmade(self._lanes, Unmade(lanes, self._makers[maker], *rest))
                 case "maker", maker:
                     self._makers.append(maker)
                 case "opened", index, request:
@@ -113,9 +114,7 @@ class RecorderChild:
         recorder = self._recorder
         if recorder is None:
             return None
-        if recorder.journal.due:
-            recorder.sync()
-        return SECONDS
+        return min(SECONDS, recorder.tend())
 
 
 def _bytes(table: pa.Table | None) -> bytes | None:

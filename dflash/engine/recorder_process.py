@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,10 +22,11 @@ from dflash.draftfile.writer import Published
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
 from dflash.engine.output import RecorderPlan
-from dflash.engine.recorder import Pressure, Totals, UnmadeStep
+from dflash.engine.recorder import Pressure, Totals
 from dflash.engine.recorder_ring import COUNT, ReaderGone, RingWriter
-from dflash.engine.recorder_wire import AskedRequest, dumps, loads, packed_given, packed_row
+from dflash.engine.recorder_wire import AskedRequest, framed, loads, packed_row
 from dflash.engine.request import Request
+from dflash.engine.unmade import Maker, Unmade
 from dflash.errors import DflashError
 
 PROGRAM = "from dflash.engine.recorder_child import main; main()"
@@ -71,7 +72,7 @@ class ProcessRecorder:
         self._left: Path | None = None
         self._over = False
         self._error: Exception | None = None
-        self._makers: list[Callable[..., Sequence[Row]]] = []
+        self._makers: dict[int, tuple[int, Maker]] = {}
         self.keeps = 0
 
     def begin(self) -> None:
@@ -102,14 +103,14 @@ class ProcessRecorder:
         """As `Recorder.row`."""
         self._say("row", lane.index, packed_row({"started_at": datetime.now(UTC), **row}))
 
-    def step(self, lanes: Sequence[Lane], step: UnmadeStep) -> None:
-        """As `Recorder.step`, with the rows made in the child."""
-        if step.make not in self._makers:
-            self._makers.append(step.make)
-            self._say("maker", step.make)
-        known = [packed_row({"started_at": datetime.now(UTC), **row}) for row in step.known]
-        maker = self._makers.index(step.make)
-        self._say("step", [lane.index for lane in lanes], known, maker, packed_given(step.given))
+    def unmade(self, lanes: Mapping[int, Lane], rows: Unmade) -> None:
+        """As `Recorder.unmade`, with the rows made in the child."""
+        maker = rows.maker
+        if id(maker) not in self._makers:
+            self._makers[id(maker)] = len(self._makers), maker
+            self._say("maker", maker)
+        place, _ = self._makers[id(maker)]
+        self._say("unmade", place, (rows.lanes, rows.part, rows.size, rows.started_at), rows=len(rows.lanes))
 
     def closed(self, lane: Lane) -> None:
         """As `Recorder.closed`."""
@@ -158,11 +159,11 @@ class ProcessRecorder:
         os.close(self._replies)
         self._process.wait()
 
-    def _say(self, *message: Any) -> None:
+    def _say(self, *message: Any, rows: int = 1) -> None:
         if self._error is not None:
             raise self._error
         try:
-            self._ring.put(dumps(*message))
+            self._ring.put(*framed(*message), rows=rows)
         except ReaderGone:
             self._fail(self._last_words())
 

@@ -12,7 +12,7 @@ import struct
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 CAPACITY = 64 << 20
 # where a piece begins, its bytes, whether its message goes on, and the writer's count of bytes after it
@@ -53,7 +53,8 @@ class RingWriter:
         self._acknowledged, self.acknowledged = os.pipe()
         os.set_blocking(self._acknowledged, False)
         self._head = self._tail = 0
-        self._ends: deque[int] = deque()
+        self._ends: deque[tuple[int, int]] = deque()
+        self._rows = 0
 
     def handed_over(self) -> None:
         """Close what the other process has by now."""
@@ -62,20 +63,26 @@ class RingWriter:
 
     @property
     def queued(self) -> tuple[int, int]:
-        """Messages and bytes that were not taken yet."""
+        """Rows and bytes that were not taken yet."""
         self._learn()
-        return len(self._ends), self._head - self._tail
+        return self._rows, self._head - self._tail
 
-    def put(self, message: bytes) -> None:
-        """Append a message; waits while there is no room.
+    def put(self, *message: bytes | memoryview, rows: int = 1) -> None:
+        """Append a message, given in parts, which is of so many rows; waits while there is no room.
 
         Raises:
             ReaderGone: The other process has ended.
         """
-        largest = self.capacity // 4
-        for start in range(0, len(message) or 1, largest):
-            self._put(message[start : start + largest], start + largest < len(message))
-        self._ends.append(self._head)
+        largest, size = self.capacity // 4, sum(map(len, message))
+        if size <= largest:
+            self._put(message, size, False)
+        else:
+            whole = memoryview(b"".join(message))
+            for start in range(0, size, largest):
+                piece = whole[start : start + largest]
+                self._put((piece,), len(piece), start + largest < size)
+        self._ends.append((self._head, rows))
+        self._rows += rows
 
     def close(self) -> None:
         """Tell the other end that no more will come."""
@@ -83,16 +90,18 @@ class RingWriter:
         for descriptor in (self._pieces, self._acknowledged):
             os.close(descriptor)
 
-    def _put(self, piece: bytes, more: bool) -> None:
+    def _put(self, piece: Sequence[bytes | memoryview], size: int, more: bool) -> None:
         start = self._head % self.capacity
         # a piece lies in one stretch; what is left at the end is skipped
-        skipped = self.capacity - start if start + len(piece) > self.capacity else 0
-        self._await(skipped + len(piece))
-        start = (self._head + skipped) % self.capacity
-        self._map[start : start + len(piece)] = piece
-        self._head += skipped + len(piece)
+        skipped = self.capacity - start if start + size > self.capacity else 0
+        self._await(skipped + size)
+        start = end = (self._head + skipped) % self.capacity
+        for part in piece:
+            self._map[end : end + len(part)] = part
+            end += len(part)
+        self._head += skipped + size
         try:
-            os.write(self._pieces, PIECE.pack(start, len(piece), more, self._head))
+            os.write(self._pieces, PIECE.pack(start, size, more, self._head))
         except BrokenPipeError as error:
             raise ReaderGone from error
 
@@ -115,8 +124,8 @@ class RingWriter:
         if not told:
             raise ReaderGone
         self._tail = COUNT.unpack(told[-COUNT.size :])[0]
-        while self._ends and self._ends[0] <= self._tail:
-            self._ends.popleft()
+        while self._ends and self._ends[0][0] <= self._tail:
+            self._rows -= self._ends.popleft()[1]
 
 
 class RingReader:

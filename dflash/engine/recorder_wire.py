@@ -1,14 +1,19 @@
-"""What is said between a recording process and its recorder: pickles of plain things, arrays as bytes."""
+"""What is said between a decoding process and its recorder: pickles of plain things, arrays beside them."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-_SHAPED = "array of kind, shape and bytes"
+# arrays begin at multiples of this, as numpy likes them
+ALIGNED = 16
+_SIZE = struct.Struct("<Q")
+
+Buffer = bytes | memoryview
 
 
 class AskedRequest(NamedTuple):
@@ -47,16 +52,6 @@ def unpacked_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _unpacked(value) if type(value) is tuple else value for name, value in row.items()}
 
 
-def packed_given(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments with the arrays in them, and in mappings among them, as marked tuples."""
-    return tuple(_each(item, _shaped) for item in given)
-
-
-def unpacked_given(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments that were packed; their arrays cannot be written to."""
-    return tuple(_each(item, _unshaped) for item in given)
-
-
 def dumps(*message: Any) -> bytes:
     """One message."""
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -68,22 +63,35 @@ def loads(message: bytes) -> tuple[Any, ...]:
     return found
 
 
-def _each(item: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(item, Mapping):
-        return {name: change(value) for name, value in item.items()}
-    return change(item)
+def framed(*message: Any) -> list[Buffer]:
+    """One message in pieces, its arrays as they lie in memory.
+
+    How many pieces follow, their sizes, then the pieces, each from a multiple of `ALIGNED` on: the pickle and
+    its buffers.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    text = pickle.dumps(message, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
+    pieces = [memoryview(text), *(buffer.raw() for buffer in buffers)]
+    sizes = b"".join(_SIZE.pack(size) for size in (len(pieces), *map(len, pieces)))
+    return [part for piece in (sizes, *pieces) for part in (piece, _gap(len(piece)))]
 
 
-def _shaped(value: Any) -> Any:
-    if type(value) is np.ndarray and value.dtype.char != "O":
-        return _SHAPED, value.dtype.char, value.shape, value.tobytes()
-    return value
+def unframed(text: bytes) -> tuple[Any, ...]:
+    """The message that `framed` made; its arrays lie in `text` and cannot be written to."""
+    view, (count,) = memoryview(text), _SIZE.unpack_from(text)
+    sizes = [_SIZE.unpack_from(text, _SIZE.size * place)[0] for place in range(1, count + 1)]
+    start = _SIZE.size * (count + 1)
+    pieces = []
+    for size in sizes:
+        start += len(_gap(start))
+        pieces.append(view[start : start + size])
+        start += size
+    found: tuple[Any, ...] = pickle.loads(pieces[0], buffers=pieces[1:])
+    return found
 
 
-def _unshaped(value: Any) -> Any:
-    if type(value) is tuple and value and value[0] == _SHAPED:
-        return np.frombuffer(value[3], dtype=value[1]).reshape(value[2])
-    return value
+def _gap(size: int) -> bytes:
+    return bytes(-size % ALIGNED)
 
 
 def _packed(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -17,13 +18,14 @@ from hypothesis import strategies as st
 from recordings import requests_of
 
 from dflash.cli.main import run
-from dflash.draftfile.rows import RequestRows
+from dflash.draftfile.rows import Ragged, RequestRows
 from dflash.engine import recorder_process
 from dflash.engine.metrics import Metrics
-from dflash.engine.recorder import UnmadeStep
+from dflash.engine.recorder_child import PATIENCE
 from dflash.engine.recorder_process import ProcessRecorder
 from dflash.engine.recorder_ring import ReaderGone, RingReader, RingWriter
-from dflash.engine.recorder_wire import dumps, loads, packed_row, unpacked_row
+from dflash.engine.recorder_wire import dumps, framed, loads, packed_row, unframed, unpacked_row
+from dflash.engine.unmade import Unmade
 
 LINES = [
     {"prompt": "one two one two"},
@@ -127,6 +129,25 @@ def test_rows_arrive_as_they_left():
     assert tables[0].equals(tables[1])
 
 
+ARRAYS = [
+    np.arange(3, dtype=np.int32),
+    np.zeros((0, 4), np.float32),
+    np.arange(24.0).reshape(2, 3, 4)[:, ::2],
+    np.array([7], np.uint16),
+]
+
+
+@given(st.lists(st.sampled_from(range(len(ARRAYS))), max_size=6), st.binary(max_size=40))
+def test_a_message_arrives_as_it_was_said(which, data):
+    said = ("rows", data, tuple(ARRAYS[place] for place in which), {"known": 3})
+    found = unframed(b"".join(framed(*said)))
+    assert (found[:2], found[3]) == (said[:2], said[3])
+    for one, other in zip(found[2], said[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+        assert one.ctypes.data % one.itemsize == 0
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -178,32 +199,53 @@ def test_a_recorder_that_falls_behind_holds_decoding_up_and_this_is_said(dflash,
     assert "s for the recorder, which fell behind" in err
 
 
-def told_apart(record, number):
-    """What an engine that records whole steps would pickle: by name, with arguments."""
-    return [{name: values[place] for name, values in record.items()} for place in range(number)]
+class Lately:
+    """What an engine that hands over rows unmade would pickle: it gives columns for arrays."""
+
+    def columns(self, parts, order=None):
+        rows = [row for part in parts for row in part]
+        rows = rows if order is None else [rows[place] for place in order]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: self.column([row.get(name) for row in rows]) for name in names}
+
+    def column(self, values):
+        if all(type(value) is np.ndarray for value in values):
+            return Ragged(np.concatenate(values), np.array([len(value) for value in values]))
+        return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+
+    def counted(self, rows):
+        names = ("kind", "emitted", "draft_length", "branches", "step", "draft_us", "verify_us")
+        found = {name: np.array([row[name] for row in rows]) for name in names}
+        lengths = {"nodes": "node_token", "accepted": "accepted_nodes"}
+        return found | {
+            name: np.array([len(row[column]) for row in rows]) for name, column in lengths.items()
+        }
 
 
+@pytest.mark.parametrize("words", [(), ("--lanes", "2"), ("--dense",)], ids=["lane", "lanes", "dense"])
 @pytest.mark.parametrize("place", ["inline", "process"])
-def test_rows_that_are_made_where_they_are_recorded_are_the_same(dflash, in_folder, monkeypatch, place):
-    """The engine hands over a step: some columns as they are, the arrays for a maker."""
-    assert dflash("-o", "whole.parquet", "--metrics", "whole.prom")[0] == 0
-    row = Metrics.row
+def test_rows_that_are_made_where_they_are_recorded_are_the_same(
+    dflash, in_folder, monkeypatch, place, words
+):
+    """The engine hands over live rows, some together and some alone, as what they are made of."""
+    assert dflash("-o", "whole.parquet", "--metrics", "whole.prom", *words)[0] == 0
+    row, maker = Metrics.row, Lately()
 
-    def stepped(self, lane, found):
-        if found["kind"] != 0:
+    def unmade(self, lane, found):
+        if found["kind"] != 0 or found["round"] % 3 == 2:
             return row(self, lane, found)
-        known = ("kind", "emitted", "node_token", "draft_length", "accepted_nodes", "branches", "step")
-        arrays = {name: value for name, value in found.items() if type(value) is np.ndarray}
-        rest = {name: value for name, value in found.items() if name in known or name not in arrays}
-        record = {name: value[None] for name, value in arrays.items()}
-        self.step([lane], UnmadeStep([rest], told_apart, (record, 1)))
+        self.unmade({lane.index: lane}, Unmade.now(np.array([lane.index]), maker, [found], 100))
 
-    monkeypatch.setattr(Metrics, "row", stepped)
+    monkeypatch.setattr(Metrics, "row", unmade)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    assert dflash("-o", "run.parquet", "--recorder", place, "--metrics", "run.prom")[0] == 0
+    assert dflash("-o", "run.parquet", "--recorder", place, "--metrics", "run.prom", *words)[0] == 0
     assert requests_of(in_folder / "run.parquet") == requests_of(in_folder / "whole.parquet")
     counted = [
-        [line for line in (in_folder / name).read_text().splitlines() if "nodes" in line]
+        [
+            line
+            for line in (in_folder / name).read_text().splitlines()
+            if re.search("nodes|rounds|tokens", line)
+        ]
         for name in ("run.prom", "whole.prom")
     ]
     assert counted[0] == counted[1]
@@ -231,6 +273,10 @@ def out_of_memory(recorder):
 
 
 def kill(recorder):
+    """Once it has taken all, and has had time to write it."""
+    while recorder.pressure.rows:
+        time.sleep(0.01)
+    time.sleep(2 * PATIENCE)
     os.kill(recorder._process.pid, signal.SIGKILL)
     recorder._process.wait()
 
