@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.columns import COLUMN
@@ -99,9 +100,17 @@ def _encode_list(array: pa.ListArray) -> bytes:
 
 def _encode_text(array: pa.Array) -> bytes:
     view = array.cast(pa.binary())
-    lengths = np.fromiter((-1 if item is None else len(item) for item in view.to_pylist()), "<i4", len(view))
-    data = np.frombuffer(b"".join(item for item in view.to_pylist() if item is not None), np.uint8)
-    return _weave(lengths, data.reshape(-1, 1))
+    lengths = pc.binary_length(view).fill_null(-1).to_numpy(zero_copy_only=False).astype("<i4")
+    return _weave(lengths, _bytes(view.drop_null()).reshape(-1, 1))
+
+
+def _bytes(values: pa.Array) -> Bytes:
+    """All bytes of a binary array without nulls, one value behind the other."""
+    _, offsets, data = values.buffers()
+    if data is None or not len(values):
+        return np.empty(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
 
 
 def _weave(lengths: npt.NDArray[np.int32], elements: Bytes) -> bytes:

@@ -144,7 +144,8 @@ class DraftFileWriter:
             DataError: The rows break an invariant of the format.
         """
         schema = self._accept(table.schema)
-        table = pa.Table.from_arrays(table.columns, schema=schema)
+        if not table.schema.equals(schema, check_metadata=True):
+            table = pa.Table.from_arrays(table.columns, schema=schema)
         self._buffer.append(table)
         self._buffered += np.array([table.num_rows, table.nbytes])
         if (self._buffered >= self._group_limits).any():

@@ -6,7 +6,7 @@ It may run in a process of its own, which starts sooner without torch: nothing h
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.journal import Journal
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from dflash.engine.request import Request
 
 Row = dict[str, Any]
-# what a recorder that waits for more takes at most before it makes tables
-MOST_ROWS, MOST_BYTES = 16384, 16 << 20
+# what unmade rows of open requests may take before tables are made of them
+MOST_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -87,16 +88,16 @@ class Totals:
 
     def add(self, table: pa.Table, *, kept: bool = False) -> None:
         """Count one request, `kept` if it was recorded earlier."""
-        kinds = table.column("kind").to_pylist()
-        accepted = table.column("accepted_nodes").combine_chunks().value_lengths().to_pylist()
+        live = table["kind"].to_numpy() == Kind.LIVE
+        accepted = pc.list_value_length(table["accepted_nodes"]).to_numpy()
+        emitted = pc.sum(table["emitted"]).as_py() or 0
         self.requests += 1
-        self.rounds += kinds.count(0)
-        self.accepted += sum(count for kind, count in zip(kinds, accepted, strict=True) if kind == 0)
-        emitted = [count for count in table.column("emitted").to_pylist() if count is not None]
-        self.emitted += sum(emitted)
+        self.rounds += int(live.sum())
+        self.accepted += int(accepted[live].sum())
+        self.emitted += emitted
         self.kept += kept
-        self.kept_tokens += sum(emitted) if kept else 0
-        reason = table.column("truncated_by").drop_null()[-1].as_py()
+        self.kept_tokens += emitted if kept else 0
+        reason = table["truncated_by"].drop_null()[-1].as_py()
         self.finish[reason] = self.finish.get(reason, 0) + 1
 
 
@@ -199,7 +200,7 @@ class Recorder:
         self._write_ended()
 
     def tend(self) -> float:
-        """Sync if it is due; make tables if there is enough to make them of, or closed requests wait.
+        """Sync if it is due; make tables of closed requests that have waited for long enough.
 
         Returns:
             Seconds after which closed requests will have waited for long enough; inf if none waits.
@@ -207,13 +208,15 @@ class Recorder:
         pending = self._pending
         if self.journal.due:
             self.sync()
-        elif monotonic() >= self._overdue or pending.rows >= MOST_ROWS or pending.bytes >= MOST_BYTES:
-            self._settle()
+        elif pending.bytes >= MOST_BYTES:
+            self._settle(self._open.keys() | self._closed.keys())
+        elif monotonic() >= self._overdue:
+            self._settle(self._closed)
         return max(0.0, self._overdue - monotonic())
 
-    def _settle(self) -> None:
-        """Make tables of all that was taken, and queue the requests that have ended."""
-        for number, table in self._pending.tables():
+    def _settle(self, numbers: Collection[int]) -> None:
+        """Make tables of what was taken of these requests, and queue those that have ended."""
+        for number, table in self._pending.tables(numbers):
             (self._open.get(number) or self._closed[number]).add(table)
         for number in list(self._closed):
             self._queue(self._closed.pop(number))
@@ -248,7 +251,7 @@ class Recorder:
 
     def sync(self) -> None:
         """Make everything so far survive a power cut, the rounds of open requests included."""
-        self._settle()
+        self._settle(self._open.keys() | self._closed.keys())
         for request in self._open.values():
             if request.tables:
                 table = request.table()
@@ -258,7 +261,7 @@ class Recorder:
 
     def finish(self, run_status: Any = "finished", lost: dict[str, Any] | None = None) -> Published:
         """Write what still waits and publish the file; the journal is not needed any more."""
-        self._settle()
+        self._settle(self._open.keys() | self._closed.keys())
         self.journal.sync()
         for order in sorted(self._waiting):
             self._write(order)

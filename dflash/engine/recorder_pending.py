@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from dflash.draftfile.rows import RequestRows, columns_table
-from dflash.engine.unmade import Maker, Row, Unmade
+from dflash.engine.unmade import Row, Unmade
 
 Ints = NDArray[np.int64]
 
@@ -27,15 +26,20 @@ class _Rows(NamedTuple):
     arrivals: Ints
 
 
-@dataclass(slots=True)
-class _Parts:
-    """What one maker has to make: parts, the request of each of their rows, and when each part came."""
+class _Made(NamedTuple):
+    """A row that came made: its request, and when it came."""
 
-    maker: Maker
-    parts: list[Any] = field(default_factory=list)
-    owners: list[Ints] = field(default_factory=list)
-    arrivals: list[int] = field(default_factory=list)
-    started: list[datetime] = field(default_factory=list)
+    row: Row
+    owner: int
+    arrival: int
+
+
+class _Part(NamedTuple):
+    """Rows that came unmade: the requests of those that still wait, else -1, and when they came."""
+
+    rows: Unmade
+    owners: Ints
+    arrival: int
 
 
 class Pending:
@@ -47,69 +51,75 @@ class Pending:
     """
 
     def __init__(self, features: bool) -> None:
-        self._features = features
-        self._clear()
-
-    def _clear(self) -> None:
         self.rows = self.bytes = self._arrived = 0
-        self._made: list[Row] = []
-        self._owners: list[int] = []
-        self._arrivals: list[int] = []
-        self._parts: dict[int, _Parts] = {}
+        self._features = features
+        self._made: list[_Made] = []
+        self._parts: dict[int, list[_Part]] = {}
 
     def row(self, owner: int, row: Row) -> None:
         """Take a row of a request."""
-        self._made.append({"started_at": datetime.now(UTC), **row})
-        self._owners.append(owner)
-        self._arrivals.append(self._arrived)
+        self._made.append(_Made({"started_at": datetime.now(UTC), **row}, owner, self._arrived))
         self._arrived += 1
         self.rows += 1
 
     def unmade(self, owners: Ints, rows: Unmade) -> None:
         """Take rows of several requests."""
-        found = self._parts.setdefault(id(rows.maker), _Parts(rows.maker))
-        found.parts.append(rows.part)
-        found.owners.append(owners)
-        found.arrivals.append(self._arrived)
-        found.started.append(rows.started_at)
+        self._parts.setdefault(id(rows.maker), []).append(_Part(rows, owners, self._arrived))
         self._arrived += 1
         self.rows += len(owners)
         self.bytes += rows.size
 
-    def tables(self) -> Iterator[tuple[int, pa.Table]]:
-        """All that was taken, a table a request; nothing waits then.
+    def tables(self, owners: Collection[int]) -> Iterator[tuple[int, pa.Table]]:
+        """All that was taken of these requests, a table each; it waits no more.
 
         Raises:
             DraftFileError: A row is none of the format.
         """
-        sources = [self._of_parts(parts) for parts in self._parts.values()]
-        if self._made:
-            sources.append(self._of_rows())
-        self._clear()
+        sources = [self._of_parts(parts, owners) for parts in self._parts.values()]
+        sources = [source for source in (*sources, self._of_made(owners)) if len(source.owners)]
+        self._forget()
         if not sources:
             return
         found = sources[0] if len(sources) == 1 else _merged(sources)
-        starts = np.flatnonzero(np.diff(found.owners, prepend=-1))
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(found.owners)], strict=True):
+        starts = np.flatnonzero(np.diff(found.owners, prepend=-1)).tolist()
+        for start, end in zip(starts, [*starts[1:], len(found.owners)], strict=True):
             yield int(found.owners[start]), found.table.slice(start, end - start)
 
-    def _of_rows(self) -> _Rows:
-        owners, arrivals = np.array(self._owners), np.array(self._arrivals)
-        order = np.argsort(owners, kind="stable")
-        rows = RequestRows("", features=self._features)
-        for place in order.tolist():
-            rows.append(self._made[place])
-        return _Rows(rows.table(), owners[order], arrivals[order])
+    def _forget(self) -> None:
+        """Let go of parts none of whose rows wait."""
+        for maker, parts in list(self._parts.items()):
+            self._parts[maker] = [part for part in parts if (part.owners >= 0).any()]
+            self.bytes -= sum(part.rows.size for part in parts)
+            self.bytes += sum(part.rows.size for part in self._parts[maker])
+            if not self._parts[maker]:
+                del self._parts[maker]
 
-    def _of_parts(self, parts: _Parts) -> _Rows:
-        counts = [len(owners) for owners in parts.owners]
-        owners = np.concatenate(parts.owners)
-        order = np.argsort(owners, kind="stable")
-        columns = parts.maker.columns(parts.parts, order)
-        times = np.array([(time - EPOCH) // MICROSECOND for time in parts.started], np.int64)
+    def _of_made(self, owners: Collection[int]) -> _Rows:
+        wanted = sorted((made for made in self._made if made.owner in owners), key=lambda made: made.owner)
+        self._made = [made for made in self._made if made.owner not in owners]
+        self.rows -= len(wanted)
+        rows = RequestRows("", features=self._features)
+        for made in wanted:
+            rows.append(made.row)
+        where = np.array([made[1:] for made in wanted], np.int64).reshape(-1, 2)
+        return _Rows(rows.table(), *where.T)
+
+    def _of_parts(self, parts: Sequence[_Part], owners: Collection[int]) -> _Rows:
+        counts = [len(part.owners) for part in parts]
+        every = np.concatenate([part.owners for part in parts])
+        order = np.flatnonzero(np.isin(every, list(owners)))
+        order = order[np.argsort(every[order], kind="stable")]
+        columns = parts[0].rows.maker.columns([part.rows.part for part in parts], order)
+        times = np.array([(part.rows.started_at - EPOCH) // MICROSECOND for part in parts], np.int64)
         columns["started_at"] = np.repeat(times, counts)[order]
-        table = columns_table(columns, len(owners), features=self._features)
-        return _Rows(table, owners[order], np.repeat(parts.arrivals, counts)[order])
+        table = columns_table(columns, len(order), features=self._features)
+        arrivals = np.repeat([part.arrival for part in parts], counts)[order]
+        self.rows -= len(order)
+        found = _Rows(table, every[order], arrivals)
+        every[order] = -1
+        for part, left in zip(parts, np.split(every, np.cumsum(counts)[:-1]), strict=True):
+            part.owners[:] = left
+        return found
 
 
 def _merged(sources: Sequence[_Rows]) -> _Rows:
