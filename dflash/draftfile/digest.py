@@ -115,7 +115,10 @@ def _bytes(values: pa.Array) -> Bytes:
 
 def _weave(lengths: npt.NDArray[np.int32], elements: Bytes) -> bytes:
     """Each row's length before its elements; elements is [count, width]."""
-    width = elements.shape[1]
+    width, rows = elements.shape[1], len(lengths)
+    if rows and lengths[0] >= 0 and (lengths == lengths[0]).all():
+        parts = lengths.astype("<i4").view(np.uint8).reshape(rows, 4), elements.reshape(rows, -1)
+        return np.concatenate(parts, axis=1).tobytes()
     counts = np.maximum(lengths, 0).astype(np.int64)
     sizes = 4 + width * counts
     out = np.empty(int(sizes.sum()), np.uint8)

@@ -146,9 +146,7 @@ class DeviceEngine(Engine):
 
     def _tell(self, flight: _Flight, records: Records, landed: Sequence[_Landed], sink: Sink) -> None:
         """Give the sink the rows of what has landed."""
-        known = [
-            (*place, number, emitted, CODES[reason]) for place, _, number, (emitted, reason) in landed
-        ]
+        known = [(*place, number, emitted, CODES[reason]) for place, _, number, (emitted, reason) in landed]
         record, index, number, emitted, reason = np.array(known, np.int64).T
         batch, step = records["live"].sum(1)[record], flight.step + record
         shape = self.rounds.plan.shape

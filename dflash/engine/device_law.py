@@ -53,7 +53,8 @@ class Laws(NamedTuple):
     @property
     def greedy(self) -> NDArray[np.bool_]:
         """Where the choice is the argmax."""
-        return self.temperature == 0.0
+        found: NDArray[np.bool_] = self.temperature == 0.0
+        return found
 
     @property
     def heat(self) -> Floats:

@@ -73,9 +73,9 @@ class Chain(NamedTuple):
         texts: Sequence[str] | None = None,
     ) -> Chain:
         """Rows of records, with the laws of their lanes."""
-        by_lane = np.zeros((len(Laws._fields), max(laws) + 1))
-        by_lane[:, list(laws)] = Laws.of(laws.values())
-        return cls(records.flat, np.stack(numbers), by_lane[:, numbers.lane], texts)
+        by_lane = np.zeros((max(laws) + 1, len(Laws._fields)))
+        by_lane[list(laws)] = [law.numbers for law in laws.values()]
+        return cls(records.flat, np.array(numbers), by_lane[numbers.lane].T, texts)
 
     @property
     def size(self) -> int:
@@ -184,10 +184,11 @@ def _planes(words: NDArray[np.uint16]) -> bytes:
 def _states(chains: Sequence[Chain], order: Ints | None) -> Coded:
     """Control states, which are the same for many rows."""
     names: dict[str, int] = {}
+    none: list[str | None] = [None]
     codes = [
         -1 if text is None else names.setdefault(text, len(names))
         for chain in chains
-        for text in (chain.texts or [None] * chain.numbers.shape[1])
+        for text in chain.texts or none * chain.numbers.shape[1]
     ]
     found = np.array(codes, np.int32)
     return Coded(found if order is None else found[order], list(names))

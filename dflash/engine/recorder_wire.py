@@ -73,7 +73,10 @@ def framed(*message: Any) -> list[Buffer]:
     text = pickle.dumps(message, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
     pieces = [memoryview(text), *(buffer.raw() for buffer in buffers)]
     sizes = b"".join(_SIZE.pack(size) for size in (len(pieces), *map(len, pieces)))
-    return [part for piece in (sizes, *pieces) for part in (piece, _gap(len(piece)))]
+    found: list[Buffer] = []
+    for piece in (sizes, *pieces):
+        found += piece, _gap(len(piece))
+    return found
 
 
 def unframed(text: bytes) -> tuple[Any, ...]:

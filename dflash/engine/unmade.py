@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,6 @@ class Unmade(NamedTuple):
         return made
 
 
-@runtime_checkable
 class TakesUnmade(Protocol):
     """A sink that need not be given rows that are made already."""
 
@@ -79,7 +78,8 @@ class TakesRows(Protocol):
 
 def hand_over(sink: TakesRows | TakesUnmade, lanes: Mapping[int, Lane], rows: Unmade) -> None:
     """Give rows to a sink, made or as they are."""
-    if isinstance(sink, TakesUnmade):
+    # what a protocol has to say takes longer
+    if hasattr(sink, "unmade"):
         sink.unmade(lanes, rows)
         return
     for index, row in zip(rows.lanes.tolist(), rows.rows(), strict=True):
