@@ -158,7 +158,7 @@ def _render(found: Mapping[str, Any], console: Console) -> None:
     first = found["first_token_ms"]
     console.print(f"first token: {first['cold']:.1f} ms, {first['warm']:.1f} ms after a warm-up")
     for peer in found["peers"]:
-        rate = peer["failure"] or f"{peer['tokens_per_second']:,.1f} tokens/s"
+        rate = peer["failure"] or f"{peer['tokens_per_second']:,.1f} tokens/s with prompts, one by one"
         console.print(f"{peer['name']}: {rate}")
     console.print("recording: what it adds to a round while decoding; written: until the file is closed")
 

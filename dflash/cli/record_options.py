@@ -136,6 +136,8 @@ def load(options: Mapping[str, Any]) -> Target:
     native = options.get("target_impl") == "native"
     if (native or options.get("draft_impl") == "native") and torch.device(device).type != "cuda":
         raise UsageError(f"Expected native implementations on a CUDA device, found {device!r}.")
+    if options.get("rounds") == "device" and not native:
+        raise UsageError("Expected --target-impl native with --rounds device, found generic.")
     try:
         with stages() as report:
             target = load_target(

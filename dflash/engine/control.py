@@ -133,6 +133,8 @@ def _texts(columns: Mapping[str, Sequence[bool | int | float]]) -> list[str]:
 
 def _words(column: Sequence[bool | int | float]) -> list[str]:
     """Numbers and truths as JSON writes them."""
+    if not np.isfinite(column).all():
+        raise ValueError(f"expected finite states of control, found {column}")
     texts = map(repr, column)
     return [text.lower() for text in texts] if isinstance(column[0], bool) else list(texts)
 

@@ -12,11 +12,11 @@ from dflash.engine.dense_lanes import DenseLanes
 from dflash.engine.dense_record import dense_fields
 from dflash.engine.device_plan import RoundPlan, draft_top
 from dflash.engine.device_record import RecordRing, RecordSizes, record_words, tensors_of
-from dflash.engine.device_round import DraftPart
+from dflash.engine.device_round import DraftPart, rows_of
 from dflash.engine.device_views import Moves, RoundViews
 from dflash.engine.record_arrays import Records
 from dflash.kernels.round_draft import DraftColumns, draft_level
-from dflash.kernels.round_inputs import RowInputs, round_inputs
+from dflash.kernels.round_inputs import round_inputs
 from dflash.kernels.round_lanes import RoundTree
 from dflash.kernels.round_slots import SlotScratch, target_slots
 from dflash.target.native_layers import KeyValue, StepSpace
@@ -100,8 +100,8 @@ class DenseStep:
     @torch.inference_mode()
     def _compute(self) -> None:
         lanes, tree, views = self.inputs.lanes, self.tree, self.views
-        verify = _rows_of(self._verify)
-        block = None if self._block is None else _rows_of(self._block)
+        verify = rows_of(self._verify)
+        block = None if self._block is None else rows_of(self._block)
         mask_token = 0 if self._draft is None else self._draft.mask_token
         way: dict[str, Any] = {"impl": self.way.impl, "pdl": self.way.pdl}
         round_inputs(lanes, tree, verify, block, mask_token, views.start, **way)
@@ -128,14 +128,6 @@ class DenseStep:
         for depth in range(1, self.chain.length + 1):
             draft_level(logits, depth, *given, ids=draft.ids, scratch=draft.drawing, **way)
             out.tokens[:, depth - 1].copy_(self.inputs.trunk[depth - 1])
-
-
-def _rows_of(space: StepSpace) -> RowInputs:
-    """A step's inputs by lane."""
-    inputs = space.inputs
-    count = len(inputs.lengths)
-    by_lane = inputs.tokens.view(count, -1), inputs.positions.view(count, -1)
-    return RowInputs(*by_lane, inputs.places.view(count, -1, 2), inputs.lengths)
 
 
 def _columns(chain: RoundTree, ids: Tensor, logits: Tensor) -> DraftColumns:

@@ -40,7 +40,7 @@ from dflash.target.native_layers import KeyValue, StepSpace
 from dflash.target.step_graphs import capture
 
 
-def _rows_of(space: StepSpace) -> RowInputs:
+def rows_of(space: StepSpace) -> RowInputs:
     """A step's inputs by lane."""
     inputs = space.inputs
     lanes = len(inputs.lengths)
@@ -260,8 +260,8 @@ class DeviceRound:
     def _round(self, built: _Built, views: RoundViews) -> None:
         tree, lanes, times = self.tree, self.lanes, views.times
         way = {"impl": self.way.impl, "pdl": self.way.pdl}
-        verify = _rows_of(built.verify)
-        block = None if built.block is None else _rows_of(built.block)
+        verify = rows_of(built.verify)
+        block = None if built.block is None else rows_of(built.block)
         mask_token = 0 if self.draft is None else self.draft.mask_token
         started, verified = times[STARTED : STARTED + 1], times[VERIFIED : VERIFIED + 1]
         round_inputs(lanes, tree, verify, block, mask_token, views.start, time=started, **way)

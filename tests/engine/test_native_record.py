@@ -38,7 +38,7 @@ def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_rounds_are_the_same(target: Any, tmp_path: Path, lanes: int) -> None:
-    """Dense rows hang in the middle of trunks and take the generic way."""
+    """Dense rows, too, which the native step computes in lanes of their own."""
     found = []
     for impl in ("generic", "native"):
         output = tmp_path / f"{impl}.parquet"
@@ -77,3 +77,12 @@ def test_a_cpu_is_refused(tiny_folder: Path, in_folder: Path, capsys: pytest.Cap
     for option in ("--target-impl", "--draft-impl"):
         assert run([*words, option, "native"]) == 2
         assert "CUDA device" in capsys.readouterr().err
+
+
+def test_rounds_on_a_device_are_refused_before_a_model_is_loaded(
+    in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["record", "hello", "--target", "./nothing", "--device", "cpu", "-o", "x.parquet"]
+    for option, advice in (((), "--target-impl native"), (("--target-impl", "native"), "CUDA device")):
+        assert run([*words, "--rounds", "device", *option]) == 2
+        assert advice in capsys.readouterr().err
