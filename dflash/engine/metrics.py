@@ -93,7 +93,6 @@ class Counts:
             self.draft_us += _known(row["draft_us"])
             self.verify_us += _known(row["verify_us"])
 
-
     def add_many(self, rows: Mapping[str, NDArray[Any]]) -> None:
         """Count rows that are all live or all dense, as `Maker.counted` tells of them."""
         live = rows["kind"] == Kind.LIVE
