@@ -108,6 +108,8 @@ class Pending:
         counts = [len(part.owners) for part in parts]
         every = np.concatenate([part.owners for part in parts])
         order = np.flatnonzero(np.isin(every, list(owners)))
+        if not len(order):
+            return _Rows(pa.table({}), order, order)
         order = order[np.argsort(every[order], kind="stable")]
         columns = parts[0].rows.maker.columns([part.rows.part for part in parts], order)
         times = np.array([(part.rows.started_at - EPOCH) // MICROSECOND for part in parts], np.int64)

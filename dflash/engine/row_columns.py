@@ -159,7 +159,9 @@ class ColumnMaker:
         seen = seen & slots[:, : self.expanded]
         tops = {name: made[name][:, :, :top] for name in (*SEEN, *TOPS)}
         if there.all() and seen.all():
-            flat: dict[str, Column] = {name: values.reshape(count, -1) for name, values in tops.items()}
+            flat: dict[str, Column] = {
+                name: values.reshape(count, values.shape[1] * top) for name, values in tops.items()
+            }
             return {**made, **flat}
         made["draft_lse"][:, : self.expanded][~seen] = np.nan
         places = _numbered(there)

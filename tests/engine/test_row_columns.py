@@ -187,6 +187,8 @@ def test_columns_of_many_rows_are_those_of_each_row(seed, length, branches, kept
             laws.append(law)
         chains.append(Chain.of(records, numbers, by_lane))
     maker = RoundRows(layout, ColumnMaker(parents, tree.expanded, branches, STORED))
+    none = columns_table(maker.columns(chains, np.zeros(0, np.int64)), 0, features=True)
+    assert (none.num_rows, none.schema) == (0, RequestRows("", features=True).table().schema)
     order = rng.permutation(len(rows))
     made = columns_table(maker.columns(chains, order), len(rows), features=True)
     single = RequestRows("", features=True)
@@ -202,9 +204,10 @@ def test_columns_of_many_rows_are_those_of_each_row(seed, length, branches, kept
 
 
 class Numbered:
-    """Makes rows of numbers."""
+    """Makes rows of numbers, and is asked for some."""
 
     def columns(self, parts, order):
+        assert len(order)
         return {"step": np.concatenate(parts)[order]}
 
 
