@@ -50,7 +50,7 @@ from dflash.cli.output import emit, talk
 @click.option("--recorded/--no-recorded", default=True, help="What recording adds.")
 @click.option(
     "--peers", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-    help="Generate 64 tokens for each of the first N prompts by transformers, too: plain, and by prompt lookup.",
+    help="Let transformers generate 64 tokens for each of the first N prompts: plain, and by prompt lookup.",
 )  # fmt: skip
 @click.option("--host", is_flag=True, help="Rounds that go through the host, too.")
 @click.option(
