@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dflash.kernels.round_best import BLOCK, BestScratch
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, LowRank
-from dflash.kernels.round_draft_triton import add_bias, candidates, leave_sums, store_lse
+from dflash.kernels.round_draft_triton import add_bias, candidates, leave_sums, slot_at, store_lse
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_slots import BLOCK as KEPT_BLOCK
 from dflash.kernels.round_slots import power, row_stride
@@ -71,8 +71,8 @@ def lead_tiles(
         if not FIRST:
             tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    slot = lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
-    above = lane * expanded + tl.where(depth == 2, 0, 1 + (depth - 3) * branches + inner)
+    slot = slot_at(lane, depth, inner, expanded, branches)
+    above = slot_at(lane, depth - 1, inner, expanded, branches)
     token = _token_before(
         Leads, Map, Before, lane, inner, above, before_apart, before_at, tl.num_programs(1), TILES, FIRST,
         MAPPED,
@@ -108,7 +108,7 @@ def kept_tiles(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     lane, depth, inner = _depth_of(row, slots, first, branches)
-    slot = lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
+    slot = slot_at(lane, depth, inner, expanded, branches)
     ids = tile * BLOCK_V + tl.arange(0, BLOCK_V)
     if BIASED:
         base = Logits + slot.to(tl.int64) * vocabulary
@@ -129,7 +129,7 @@ def _rooted(
     """Whether everything that a node hangs on could be drafted."""
     above, tile = tl.arange(0, DEPTHS), tl.arange(0, TILES)
     between = (above >= first) & (above < depth)
-    slot = lane * expanded + tl.where(above <= 1, 0, 1 + (above - 2) * branches + inner)
+    slot = slot_at(lane, tl.maximum(above, 1), inner, expanded, branches)
     at = (slot[:, None].to(tl.int64) * tiles + tile[None, :]) * top
     lead = tl.load(PartKeys + at, mask=between[:, None] & (tile < tiles)[None, :], other=NO_KEY)
     best = value_of(order_of_key(tl.max(lead, 1)))
@@ -157,7 +157,7 @@ def keep_best(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     lane, depth, inner = _depth_of(row, slots, first, branches)
-    slot = lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
+    slot = slot_at(lane, depth, inner, expanded, branches)
     if tl.program_id(1) == 1:
         store_lse(Lse, PartSums, slot, slot, rows_all, tiles, TILES)
         return

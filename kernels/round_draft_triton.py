@@ -24,6 +24,12 @@ def add_bias(logits, factor, Table, token, rank, RANK: tl.constexpr):
 
 
 @triton.jit
+def slot_at(lane, depth, inner, expanded, branches):
+    """The expanded slot that nodes of a depth hang on, of all lanes' slots."""
+    return lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
+
+
+@triton.jit
 def leave_sums(PartSums, at, apart, logits, order):
     """Leave a tile's largest logit and its sum of exponentials below that."""
     highest = value_of(tl.max(order, 0))
@@ -146,7 +152,7 @@ def draft_draw(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     lane, inner = row // per, row % per
-    slot = lane * expanded + tl.where(depth == 1, 0, 1 + (depth - 2) * branches + inner)
+    slot = slot_at(lane, depth, inner, expanded, branches)
     if tl.program_id(1) == 1:
         store_lse(Lse, PartSums, slot, row, tl.num_programs(0), tiles, TILES)
         return

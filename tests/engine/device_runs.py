@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import block_models
 import numpy as np
+import pytest
 import torch
 import transformers as tf
 
 from dflash.drafters.block.config import LayerMask
 from dflash.draftfile.columns import COLUMNS
+from dflash.target.load import load_target
+from dflash.target.native_layers import Way
 
 WIDE = {"head_dim": 64, "heads": 3, "kv_heads": 1, "layers": (LayerMask(), LayerMask())}
 LIKELY = (40, 50, 60, 70, 80, 90)
@@ -51,6 +56,42 @@ def write_drafter(target: Any, folder: Path, kind: str, **given: Any) -> str:
     model = block_models.drafter(target.model, kind, **({"seed": 8} | WIDE | given))
     block_models.write_block(model, folder, target.model.config.num_hidden_layers)
     return block_models.named(kind, folder)
+
+
+def write_drafters(target: Any, folder: Path) -> dict[str, str]:
+    """One of each family."""
+    kinds: dict[str, dict[str, Any]] = {"dspark": {}, "dflash": {"block_size": 4}}
+    return {kind: write_drafter(target, folder / kind, kind, **given) for kind, given in kinds.items()}
+
+
+def by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the native steps of sessions run in PyTorch."""
+    monkeypatch.setattr("dflash.engine.session.Way", lambda mode: Way(mode, impl="reference"))
+
+
+def cuda_targets(folder: Path) -> dict[str, Any]:
+    """The tiny target with heads that the kernels take, on a GPU, by dtype."""
+    loaded = {
+        dtype: load_target(str(folder), device="cuda", dtype=dtype) for dtype in ("float32", "bfloat16")
+    }
+    return {dtype: native_target(target) for dtype, target in loaded.items()}
+
+
+def write_cuda_drafter(target: Any, folder: Path) -> str:
+    """A random drafter of a target that is on a GPU."""
+    on_cpu = replace(target, model=target.model.to("cpu"))
+    name = write_drafter(on_cpu, folder, "dspark")
+    target.model.to("cuda")
+    return name
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """fp32 products in fp32: TF32 would move logits by more than the tie tolerance."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def same_rows(

@@ -46,10 +46,7 @@ def drafter(target: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the native steps run in PyTorch."""
-    from dflash.target.native_layers import Way
-
-    monkeypatch.setattr("dflash.engine.session.Way", lambda mode: Way(mode, impl="reference"))
+    device_runs.by_reference(monkeypatch)
 
 
 def recorded(target: Any, output: Path, asked: list[Any], **given: Any) -> tuple[Any, Any]:

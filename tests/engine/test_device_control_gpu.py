@@ -20,7 +20,6 @@ from dflash.kernels.round_cut import RoundLimits, cut_nodes
 from dflash.kernels.round_inputs import RoundStart
 from dflash.kernels.round_lanes import RoundTree
 from dflash.kernels.round_taps import TapRing, keep_taps
-from dflash.target.load import load_target
 from dflash.target.native_layers import Way
 
 pytestmark = [
@@ -36,28 +35,18 @@ CONTROLS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _exact_products() -> Iterator[None]:
-    """fp32 products in fp32: TF32 would move logits by more than the tie tolerance."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+    with device_runs.exact_products():
+        yield
 
 
 @pytest.fixture(scope="module")
 def targets(tiny_folder: Path) -> dict[str, Any]:
-    found = {}
-    for dtype in ("float32", "bfloat16"):
-        loaded = load_target(str(tiny_folder), device="cuda", dtype=dtype)
-        found[dtype] = device_runs.native_target(loaded)
-    return found
+    return device_runs.cuda_targets(tiny_folder)
 
 
 @pytest.fixture(scope="module")
 def drafter(targets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
-    on_cpu = replace(targets["float32"], model=targets["float32"].model.to("cpu"))
-    name = device_runs.write_drafter(on_cpu, tmp_path_factory.mktemp("drafter"), "dspark")
-    targets["float32"].model.to("cuda")
-    return name
+    return device_runs.write_cuda_drafter(targets["float32"], tmp_path_factory.mktemp("drafter"))
 
 
 def recorded(target: Any, output: Path, drafter: str, *, eager: bool = False, **given: Any) -> Any:

@@ -33,17 +33,12 @@ def target(tiny: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def drafters(target: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("drafters")
-    kinds = {"dspark": {}, "dflash": {"block_size": 4}}
-    return {
-        kind: device_runs.write_drafter(target, folder / kind, kind, **given) for kind, given in kinds.items()
-    }
+    return device_runs.write_drafters(target, tmp_path_factory.mktemp("drafters"))
 
 
 @pytest.fixture(autouse=True)
 def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the native steps run in PyTorch."""
-    monkeypatch.setattr("dflash.engine.session.Way", lambda mode: Way(mode, impl="reference"))
+    device_runs.by_reference(monkeypatch)
 
 
 def recorded(target: Any, output: Path, count: int = 3, **given: Any) -> tuple[list[dict[str, Any]], Any]:
