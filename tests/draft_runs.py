@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from dflash.engine.chat import Defaults
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.chat import Defaults
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy

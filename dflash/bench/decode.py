@@ -14,14 +14,14 @@ import torch
 
 from dflash.bench.decode_models import Subject
 from dflash.bench.decode_peers import Peer
-from dflash.engine.chat import Defaults
-from dflash.engine.device_engine import DeviceEngine
+from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.features import FeatureMode
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
 from dflash.engine.loop import synchronise
-from dflash.engine.prompt import Prompt
-from dflash.engine.prompts import with_ids
+from dflash.engine.prompts.chat import Defaults
+from dflash.engine.prompts.files import with_ids
+from dflash.engine.prompts.prompt import Prompt
 from dflash.engine.request import Request
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings

@@ -15,7 +15,7 @@ import torch
 from dflash.drafters.base import Anchor, Proposal
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
-from dflash.engine.prompt import Prompt
+from dflash.engine.prompts.prompt import Prompt
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.target.load import Target

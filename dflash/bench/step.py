@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from dflash.draftfile.reader import open_draft_file
-from dflash.engine.prompt import Prompt
+from dflash.engine.prompts.prompt import Prompt
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.replay.cost import CostModel, fit_cost

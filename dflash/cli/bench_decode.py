@@ -124,7 +124,7 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _read(path: Path) -> tuple[Any, ...]:
     """All prompts of a file, none of which may be unusable."""
-    from dflash.engine.prompts import check_prompts, read_prompt_file
+    from dflash.engine.prompts.files import check_prompts, read_prompt_file
 
     return check_prompts(read_prompt_file(path), name=path.name).prompts
 

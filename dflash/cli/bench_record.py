@@ -49,8 +49,8 @@ def record(
 ) -> None:
     """Decode prompts without recording, with it, and with it in a process of its own; compare the times."""
     from dflash.bench.record import measure
-    from dflash.engine.chat import Defaults
-    from dflash.engine.prompts import text_prompt
+    from dflash.engine.prompts.chat import Defaults
+    from dflash.engine.prompts.files import text_prompt
     from dflash.engine.settings import RecordSettings
     from dflash.policy.registry import parse_policy
     from dflash.target.load import load_target

@@ -77,8 +77,8 @@ def step(
         _compare(shapes or SHAPES, compiled, output, as_json)
         return
     from dflash.bench.step import measure, settings_of
-    from dflash.engine.chat import Defaults
-    from dflash.engine.prompts import text_prompt
+    from dflash.engine.prompts.chat import Defaults
+    from dflash.engine.prompts.files import text_prompt
     from dflash.engine.settings import RecordSettings
     from dflash.policy.registry import parse_policy
     from dflash.target.load import load_target

@@ -14,9 +14,9 @@ from dflash.cli.output import stages
 from dflash.drafters import shipped
 from dflash.drafters.build import default_length, parse_drafter
 from dflash.drafters.fan import Fan
-from dflash.engine.chat import Defaults
 from dflash.engine.features import FeatureMode
 from dflash.engine.memory import WeightsTooLarge
+from dflash.engine.prompts.chat import Defaults
 from dflash.engine.settings import RecordSettings
 from dflash.engine.shard import Shard
 from dflash.errors import UsageError

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dflash.cli.output import level, talk, warn
-from dflash.engine.prompt_errors import NoPrompts
-from dflash.engine.prompts import (
+from dflash.engine.prompts.errors import NoPrompts
+from dflash.engine.prompts.files import (
     read_prompt_file,
     read_prompt_stream,
     refuse_bad,

@@ -17,7 +17,6 @@ from dflash.cli.record_answers import chosen, tellers
 from dflash.cli.record_options import load, record_settings
 from dflash.cli.record_prompts import PromptSource
 from dflash.draftfile.run import refuse_as_output
-from dflash.engine.arrivals import Arrivals
 from dflash.engine.features import bytes_a_token
 from dflash.engine.free_memory import free_memory
 from dflash.engine.loop import Conversation
@@ -25,6 +24,7 @@ from dflash.engine.memory import CONTEXT, size
 from dflash.engine.metrics import check_place
 from dflash.engine.output import check_output
 from dflash.engine.pace import Verdict
+from dflash.engine.prompts.arrivals import Arrivals
 from dflash.engine.recording import Recording, summary
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings

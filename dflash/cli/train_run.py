@@ -19,9 +19,9 @@ from dflash.cli.output import emit, stages, talk, warn
 from dflash.cli.record_options import load
 from dflash.drafters.block.model import BlockDrafter
 from dflash.drafters.checkpoint.write import write_block
-from dflash.engine.chat import ChatConversation, Defaults, Ordinals
 from dflash.engine.header import git_facts
-from dflash.engine.prompts import check_prompts, read_prompt_file, with_ids, with_remarks
+from dflash.engine.prompts.chat import ChatConversation, Defaults, Ordinals
+from dflash.engine.prompts.files import check_prompts, read_prompt_file, with_ids, with_remarks
 from dflash.errors import UsageError
 from dflash.target.load import Target
 from dflash.target.sampling import Sampling

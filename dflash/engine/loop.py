@@ -12,7 +12,7 @@ import torch
 
 from dflash.drafters.base import Anchor, Drafter, Proposal
 from dflash.engine.control import LaneControl, Result, Turn, propose_each
-from dflash.engine.dense import DenseRows, anchor_at, tree_rows
+from dflash.engine.dense.dense_pass import DenseRows, anchor_at, tree_rows
 from dflash.engine.features import Features
 from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row

@@ -16,10 +16,10 @@ from dflash.drafters.base import Drafter
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.lm import LanguageModelDrafter
 from dflash.drafters.union import UnionDrafter
-from dflash.engine.dense import ROW_BUDGET
-from dflash.engine.dense_lanes import lanes_for
-from dflash.engine.device_ladder import RING, rung_lengths
-from dflash.engine.recorder_ring import CAPACITY
+from dflash.engine.dense.dense_pass import ROW_BUDGET
+from dflash.engine.dense.lanes import lanes_for
+from dflash.engine.device.ladder import RING, rung_lengths
+from dflash.engine.recorder.ring import CAPACITY
 from dflash.engine.settings import RecordSettings
 from dflash.errors import DflashError
 from dflash.kernels.ancestors import MAX_NODES

@@ -19,8 +19,8 @@ from dflash.draftfile.summary import Kind
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane, Truncation
 from dflash.engine.loop import Sink
-from dflash.engine.recorder import Pressure
-from dflash.engine.unmade import Unmade, hand_over
+from dflash.engine.recorder.recorder import Pressure
+from dflash.engine.recorder.unmade import Unmade, hand_over
 from dflash.errors import DflashError
 
 SECONDS = 5.0

@@ -11,7 +11,7 @@ from dflash.draftfile.journal import Journal, journal_path, refuse_journal
 from dflash.draftfile.publish import Publication, beside
 from dflash.draftfile.resume import Kept, carry_over, find_earlier, require_same_header
 from dflash.draftfile.writer import DraftFileWriter
-from dflash.engine.recorder import Recorder
+from dflash.engine.recorder.recorder import Recorder
 
 
 class Part(NamedTuple):

@@ -20,7 +20,7 @@ from dflash.draftfile.rows import column_array
 from dflash.draftfile.run import Run
 from dflash.draftfile.summary import Kind
 from dflash.draftfile.writer import DraftFileWriter, Published
-from dflash.engine.dense import ROW_BUDGET, merged, tree_rows
+from dflash.engine.dense.dense_pass import ROW_BUDGET, merged, tree_rows
 from dflash.engine.header import engine_facts, git_facts
 from dflash.engine.judge import Judge, Row
 from dflash.engine.stored_rows import Stored, anchor_of, knows_q, proposal_of, trunk_of

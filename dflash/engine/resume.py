@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Conversation
-from dflash.engine.recorder_choice import AnyRecorder
+from dflash.engine.recorder.choice import AnyRecorder
 from dflash.engine.request import Request
 from dflash.target.load import Target
 

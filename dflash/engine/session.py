@@ -15,12 +15,10 @@ import torch
 from dflash.drafters.base import Drafter, DraftShape
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.build import DraftSettings, build_drafter
-from dflash.engine.arrivals import Arrivals
-from dflash.engine.chat import ChatConversation, Ordinals
 from dflash.engine.control import LaneControl
-from dflash.engine.dense_choice import choose_dense
-from dflash.engine.device_choice import choose_engine
-from dflash.engine.device_engine import DeviceEngine
+from dflash.engine.dense.choice import choose_dense
+from dflash.engine.device.choice import choose_engine
+from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.features import FeatureMode, Features, Fingerprint, default_taps
 from dflash.engine.header import RunSettings, build_header
 from dflash.engine.judge import Judge
@@ -30,9 +28,11 @@ from dflash.engine.memory import Free, MemoryEstimate, RanOutOfMemory, estimate
 from dflash.engine.metrics import Metrics
 from dflash.engine.output import Part
 from dflash.engine.pace import PaceWatch
-from dflash.engine.prompt import Prompt
-from dflash.engine.prompt_errors import PromptError
-from dflash.engine.recorder_choice import AnyRecorder, open_recorder
+from dflash.engine.prompts.arrivals import Arrivals
+from dflash.engine.prompts.chat import ChatConversation, Ordinals
+from dflash.engine.prompts.errors import PromptError
+from dflash.engine.prompts.prompt import Prompt
+from dflash.engine.recorder.choice import AnyRecorder, open_recorder
 from dflash.engine.recording import Recording
 from dflash.engine.resume import ResumedConversation
 from dflash.engine.settings import RecordSettings

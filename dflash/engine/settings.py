@@ -10,8 +10,8 @@ from dflash.drafters.base import DraftShape, ProposalKind
 from dflash.drafters.build import WITH_LAW, Part, check_quantisation, parse_drafter
 from dflash.drafters.fan import Fan
 from dflash.draftfile.journal import SYNC_SECONDS
-from dflash.engine.chat import Defaults
 from dflash.engine.features import FeatureMode
+from dflash.engine.prompts.chat import Defaults
 from dflash.engine.shard import Shard
 from dflash.errors import UsageError
 from dflash.kernels.attention_plan import Mode

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash.draftfile.run import OWN_KEYS, SUFFIX
-from dflash.engine.prompt import Prompt
+from dflash.engine.prompts.prompt import Prompt
 from dflash.errors import UsageError
 
 MOST = 4096

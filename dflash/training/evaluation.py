@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dflash.drafters.block.model import BlockDrafter
-from dflash.engine.chat import ChatConversation
+from dflash.engine.prompts.chat import ChatConversation
 from dflash.target.load import Target
 from dflash.training.card import tally_facts
 from dflash.training.run import measured_tau

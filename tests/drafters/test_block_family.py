@@ -12,8 +12,8 @@ import torch
 
 from dflash.drafters.base import Anchor, DraftShape, ProposalKind
 from dflash.drafters.block.masks import block_masks
-from dflash.engine.dense import tree_rows
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.dense.dense_pass import tree_rows
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.policy.rounds import Rounds
 
 TEXT = [ord(letter) for letter in "one two three one two three"]

@@ -9,7 +9,7 @@ import pytest
 
 from dflash.cli.main import run
 from dflash.draftfile.reader import open_draft_file
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.policy.context import context_from_header
 from dflash.policy.errors import IncompleteDraftLaw
 

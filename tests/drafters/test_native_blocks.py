@@ -16,7 +16,7 @@ from dflash.drafters.block.config import Convolution, LayerMask
 from dflash.drafters.block.masks import block_masks
 from dflash.drafters.block.model import BlockDrafter
 from dflash.drafters.block.native import BlockStep, Place
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.target.errors import NativeUnsupported
 from dflash.target.native_layers import Way
 

@@ -8,7 +8,7 @@ from tiny_model import write_tiny
 
 from dflash.drafters.base import ProposalKind
 from dflash.draftfile.identity import IdentityMismatch
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.errors import UsageError
 from dflash.policy.errors import MixedProposals
 from dflash.target.load import load_target

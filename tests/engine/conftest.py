@@ -8,8 +8,8 @@ import pytest
 from tiny_fixtures import tiny, tiny_folder
 
 from dflash.draftfile.reader import open_draft_file
-from dflash.engine.chat import Defaults
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.chat import Defaults
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy

@@ -16,7 +16,7 @@ from dflash.bench.decode_models import RandomSubject, Subject, random_target
 from dflash.bench.decode_peers import measure_peers
 from dflash.bench.step_shapes import MODELS
 from dflash.engine.features import FeatureMode
-from dflash.engine.prompts import text_prompt
+from dflash.engine.prompts.files import text_prompt
 from dflash.target.load import load_target
 from dflash.target.native_layers import Way
 

@@ -12,9 +12,9 @@ import draft_runs
 import pytest
 
 from dflash.cli.main import run as run_command
-from dflash.engine.device_adaptive import AdaptiveEngine
-from dflash.engine.device_ladder import rung_lengths
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.device.adaptive import AdaptiveEngine
+from dflash.engine.device.ladder import rung_lengths
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.errors import UsageError
 from dflash.policy.step_time import Grid, StepTime
 
@@ -76,7 +76,7 @@ def lengths(rows: list[dict[str, Any]]) -> set[int]:
 def steady(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Rounds of one shape are queued in chains soon, so that some go back, or never."""
     rounds = {"soon": 1, "never": 10**6}[request.param]
-    monkeypatch.setattr("dflash.engine.device_adaptive.STEADY", rounds)
+    monkeypatch.setattr("dflash.engine.device.adaptive.STEADY", rounds)
     return str(request.param)
 
 
@@ -179,8 +179,8 @@ def test_drafting_resumes_on_a_whole_context(
     target: Any, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After more plain rounds than the ring of taps holds, in a request that others leave alone."""
-    monkeypatch.setattr("dflash.engine.device_ladder.RING", 4)
-    monkeypatch.setattr("dflash.engine.device_adaptive.STEADY", 4)
+    monkeypatch.setattr("dflash.engine.device.ladder.RING", 4)
+    monkeypatch.setattr("dflash.engine.device.adaptive.STEADY", 4)
     asked = [text_prompt(prompt) for prompt in draft_runs.prompts(5)]
     asked[1:] = [replace(prompt, max_new_tokens=7) for prompt in asked[1:]]
     given = {"drafter": drafter, "branches": 1, "lanes": 2, "max_new_tokens": 40, "dense": True}

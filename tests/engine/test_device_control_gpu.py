@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dflash.cli.main import run as run_command
-from dflash.engine.device_adaptive import AdaptiveEngine
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.device.adaptive import AdaptiveEngine
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.kernels.round_cut import RoundLimits, cut_nodes
 from dflash.kernels.round_inputs import RoundStart
 from dflash.kernels.round_lanes import RoundTree

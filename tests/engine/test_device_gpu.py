@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from dflash.cli.main import run as run_command
-from dflash.engine.dense_native import NativeDensePass
-from dflash.engine.dense_rounds import DenseRounds
-from dflash.engine.device_engine import DeviceEngine
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.dense.native import NativeDensePass
+from dflash.engine.dense.rounds import DenseRounds
+from dflash.engine.device.engine import DeviceEngine
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.kernels.round_best import draft_best
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, LowRank, draft_level
 from dflash.kernels.round_lanes import RoundLanes, RoundTree

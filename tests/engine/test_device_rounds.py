@@ -11,9 +11,9 @@ import draft_runs
 import pytest
 
 from dflash.cli.main import run as run_command
-from dflash.engine.device_engine import DeviceEngine
-from dflash.engine.device_round import DeviceRound
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.device.engine import DeviceEngine
+from dflash.engine.device.round import DeviceRound
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.errors import UsageError
 from dflash.target.lane_prefill import LanePrefill
 

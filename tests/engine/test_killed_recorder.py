@@ -25,8 +25,8 @@ from pathlib import Path
 torch.set_num_threads(1)
 import dflash.cli.record_run
 from dflash.cli.main import run
-from dflash.engine.recorder import Recorder
-from dflash.engine.recorder_process import ProcessRecorder
+from dflash.engine.recorder.recorder import Recorder
+from dflash.engine.recorder.process import ProcessRecorder
 from dflash.target.load import load_target
 target = load_target(sys.argv[1])
 dflash.cli.record_run._load = lambda options: target

@@ -64,7 +64,7 @@ def test_identical_prompts_get_their_own_noise_and_any_number_of_lanes_agrees(ti
 
 
 def test_a_request_may_have_its_own_temperature_and_seed(tiny, record, output_tokens):
-    from dflash.engine.prompt import Prompt
+    from dflash.engine.prompts.prompt import Prompt
 
     prompts = [
         Prompt(("hello",), temperature=0.0),

@@ -16,10 +16,10 @@ from dflash.cli import record_run
 from dflash.cli.main import run
 from dflash.draftfile.reader import open_draft_file
 from dflash.engine import free_memory, memory
-from dflash.engine.dense import DensePass
+from dflash.engine.dense.dense_pass import DensePass
 from dflash.engine.loop import Engine
 from dflash.engine.memory import Free, MemoryEstimate, Part, TooLittleMemory
-from dflash.engine.recorder import Recorder
+from dflash.engine.recorder.recorder import Recorder
 from dflash.target.model import TrunkModel
 from dflash.target.native_layers import Way
 
@@ -165,7 +165,7 @@ def test_memory_that_runs_out_costs_no_round_and_fewer_lanes_go_on(
         patch.setattr(owner, name, failing)
         row = Recorder.row
         patch.setattr(
-            "dflash.engine.recorder.Recorder.row",
+            "dflash.engine.recorder.recorder.Recorder.row",
             lambda self, lane, found: (row(self, lane, found), recorded.append(found["kind"]))[0],
         )
         code, _, err = dflash(*words, "--lanes", 2)

@@ -13,7 +13,7 @@ from recordings import requests_of
 from dflash.cli.main import run
 from dflash.engine import metrics
 from dflash.engine.metrics import Counts, Metrics
-from dflash.engine.recorder import Pressure
+from dflash.engine.recorder.recorder import Pressure
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 SAMPLE = re.compile(rf"({NAME})(?:\{{(.*)\}})? (\S+)")

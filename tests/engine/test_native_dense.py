@@ -12,12 +12,12 @@ import draft_runs
 import pytest
 
 from dflash.cli.main import run as run_command
-from dflash.engine.dense import DensePass
-from dflash.engine.dense_lanes import COPIES, STEP_ROWS, backwards, lanes_for
-from dflash.engine.dense_native import NativeDensePass
-from dflash.engine.dense_rounds import DenseRounds
+from dflash.engine.dense.dense_pass import DensePass
+from dflash.engine.dense.lanes import COPIES, STEP_ROWS, backwards, lanes_for
+from dflash.engine.dense.native import NativeDensePass
+from dflash.engine.dense.rounds import DenseRounds
 from dflash.engine.memory import estimate
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.target.native import NativeTrunk, proven
 from dflash.target.native_layers import Way
 
@@ -100,7 +100,7 @@ def test_rows_of_the_kernels_are_those_of_transformers(
 ) -> None:
     """In Triton's interpreter, with few lanes."""
     monkeypatch.setattr("dflash.engine.session.Way", Way)
-    monkeypatch.setattr("dflash.engine.dense_lanes.STEP_ROWS", 8)
+    monkeypatch.setattr("dflash.engine.dense.lanes.STEP_ROWS", 8)
     given = given_for("chain, drawn", drafters) | {"lanes": 1, "max_new_tokens": 6}
     mine, run = recorded(target, tmp_path / "native.parquet", 1, **given)
     assert run.engine.dense._held.count == 2

@@ -7,9 +7,9 @@ from recordings import requests_of
 
 from dflash.cli.main import run
 from dflash.engine import pace
-from dflash.engine.chat import Defaults
 from dflash.engine.pace import Pair, judge_pairs
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.chat import Defaults
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy

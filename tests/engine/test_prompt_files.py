@@ -18,9 +18,15 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash.engine import prompt_errors as errors
-from dflash.engine.prompt_json import _FORMS, _SETTINGS
-from dflash.engine.prompts import Prompt, check_prompts, read_prompt_file, read_prompt_stream, with_remarks
+from dflash.engine.prompts import errors
+from dflash.engine.prompts.files import (
+    Prompt,
+    check_prompts,
+    read_prompt_file,
+    read_prompt_stream,
+    with_remarks,
+)
+from dflash.engine.prompts.json_line import _FORMS, _SETTINGS
 
 LINE = b'{"prompt": "Why is the sky blue?"}\n'
 TABLE = pa.table({"prompt": [f"prompt {number}" for number in range(500)]})

@@ -15,9 +15,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash.engine import prompt_errors as errors
-from dflash.engine.prompt import Kind, Message, Role
-from dflash.engine.prompts import (
+from dflash.engine.prompts import errors
+from dflash.engine.prompts.files import (
     Prompt,
     check_prompts,
     read_prompt_file,
@@ -25,6 +24,7 @@ from dflash.engine.prompts import (
     text_prompt,
     with_ids,
 )
+from dflash.engine.prompts.prompt import Kind, Message, Role
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), min_size=1).filter(
     lambda text: text.strip() and not text.endswith("\r") and not text.startswith(("\ufeff", "{"))
@@ -280,7 +280,7 @@ def test_an_id_that_a_turn_of_another_prompt_has_is_told_before_decoding(turns_f
 def test_a_stream_is_read_as_it_arrives() -> None:
     script = (
         "import sys\n"
-        "from dflash.engine.prompts import read_prompt_stream\n"
+        "from dflash.engine.prompts.files import read_prompt_stream\n"
         "for entry in read_prompt_stream(sys.stdin.buffer):\n"
         "    print(entry.turns[0], flush=True)\n"
     )
@@ -296,6 +296,8 @@ def test_a_stream_is_read_as_it_arrives() -> None:
 
 
 def test_prompts_need_no_torch() -> None:
-    script = "import sys, dflash.engine.prompts; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    script = (
+        "import sys, dflash.engine.prompts.files; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -19,13 +19,13 @@ from recordings import requests_of
 
 from dflash.cli.main import run
 from dflash.draftfile.rows import Ragged, RequestRows
-from dflash.engine import recorder_process
 from dflash.engine.metrics import Metrics
-from dflash.engine.recorder_child import PATIENCE
-from dflash.engine.recorder_process import ProcessRecorder
-from dflash.engine.recorder_ring import ReaderGone, RingReader, RingWriter
-from dflash.engine.recorder_wire import dumps, framed, loads, packed_row, unframed, unpacked_row
-from dflash.engine.unmade import Unmade
+from dflash.engine.recorder import process
+from dflash.engine.recorder.child import PATIENCE
+from dflash.engine.recorder.process import ProcessRecorder
+from dflash.engine.recorder.ring import ReaderGone, RingReader, RingWriter
+from dflash.engine.recorder.unmade import Unmade
+from dflash.engine.recorder.wire import dumps, framed, loads, packed_row, unframed, unpacked_row
 
 LINES = [
     {"prompt": "one two one two"},
@@ -158,9 +158,9 @@ def test_a_message_arrives_as_it_was_said(which, data):
 )
 def test_the_file_is_the_one_of_a_recorder_in_the_same_process(dflash, in_folder, monkeypatch, words):
     """And the child needs no torch for it, with which it would start late and large."""
-    monkeypatch.setattr(recorder_process, "RingWriter", partial(RingWriter, 50_000))
+    monkeypatch.setattr(process, "RingWriter", partial(RingWriter, 50_000))
     light = "; import sys; sys.exit('torch' in sys.modules)"
-    monkeypatch.setattr(recorder_process, "PROGRAM", recorder_process.PROGRAM + light)
+    monkeypatch.setattr(process, "PROGRAM", process.PROGRAM + light)
     codes, close = [], ProcessRecorder.close
     monkeypatch.setattr(
         ProcessRecorder, "close", lambda self: (close(self), codes.append(self._process.returncode))
@@ -184,7 +184,7 @@ def test_the_file_is_the_one_of_a_recorder_in_the_same_process(dflash, in_folder
 
 
 def test_a_recorder_that_falls_behind_holds_decoding_up_and_this_is_said(dflash, in_folder, monkeypatch):
-    monkeypatch.setattr(recorder_process, "RingWriter", partial(RingWriter, 20_000))
+    monkeypatch.setattr(process, "RingWriter", partial(RingWriter, 20_000))
     begin = ProcessRecorder.begin
 
     def stopped(self):
@@ -282,7 +282,7 @@ def kill(recorder):
 
 
 SMALL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
-FAULT = "import dflash.engine.recorder as r; r.Recorder.closed = lambda self, lane: 1 / 0; "
+FAULT = "import dflash.engine.recorder.recorder as r; r.Recorder.closed = lambda self, lane: 1 / 0; "
 ENDS = {
     "interrupted": (interrupt, None, 130, "interrupted"),
     "out of memory": (out_of_memory, None, 2, "Memory ran out with 1 lane"),
@@ -302,7 +302,7 @@ def test_whatever_ends_a_recording_is_told_and_what_it_had_is_gone_on_with(
         if act is not None:
             at_row(patch, 40, act)
         if program is not None:
-            patch.setattr(recorder_process, "PROGRAM", program + recorder_process.PROGRAM)
+            patch.setattr(process, "PROGRAM", program + process.PROGRAM)
         code, document, err = dflash(*words)
     assert code == expected
     if code == 130:

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.draftfile.rows import RequestRows, columns_table
-from dflash.engine.device_law import LaneLaw
-from dflash.engine.device_record import RecordSizes, layout_of, record_fields, record_words
-from dflash.engine.device_rows import REASONS, Chain, RoundNumbers, RoundRows
-from dflash.engine.record_arrays import Records
-from dflash.engine.recorder_pending import Pending
-from dflash.engine.row_columns import ColumnMaker
-from dflash.engine.unmade import Unmade
+from dflash.engine.device.arrays import Records
+from dflash.engine.device.law import LaneLaw
+from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
+from dflash.engine.device.rows import REASONS, Chain, RoundNumbers, RoundRows
+from dflash.engine.recorder.columns import ColumnMaker
+from dflash.engine.recorder.pending import Pending
+from dflash.engine.recorder.unmade import Unmade
 from dflash.kernels.round_lanes import RoundTree
 from dflash.policy.context import DraftSampling
 

@@ -15,10 +15,10 @@ from recordings import requests_of
 
 from dflash.cli import record_answers
 from dflash.cli.main import run
-from dflash.engine.arrivals import AHEAD, Arrivals
-from dflash.engine.chat import Defaults
-from dflash.engine.prompt_errors import PromptError
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.arrivals import AHEAD, Arrivals
+from dflash.engine.prompts.chat import Defaults
+from dflash.engine.prompts.errors import PromptError
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
 from dflash.policy.registry import parse_policy

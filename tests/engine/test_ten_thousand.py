@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dflash.cli.main import run as run_command
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.target.load import load_target
 
 REQUESTS, EARLY = 10_000, 3_000

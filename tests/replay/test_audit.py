@@ -13,7 +13,7 @@ from tiny_recorder import Recorder
 from dflash.cli.main import run
 from dflash.drafters.base import ProposalKind
 from dflash.drafters.fan import Fan
-from dflash.engine.prompts import text_prompt
+from dflash.engine.prompts.files import text_prompt
 from dflash.policy.context import Proposal
 
 HONEST = {

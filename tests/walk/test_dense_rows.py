@@ -9,9 +9,9 @@ import pytest
 
 from dflash.drafters.base import ProposalKind
 from dflash.drafters.fan import Fan
-from dflash.engine.dense import DensePass
+from dflash.engine.dense.dense_pass import DensePass
 from dflash.engine.lane import Lane
-from dflash.engine.prompts import text_prompt, with_ids
+from dflash.engine.prompts.files import text_prompt, with_ids
 
 EXACT = ("node_token", "node_parent", "node_source", "node_rank", "node_residual_token")
 NODE = (

@@ -13,12 +13,12 @@ import torch
 
 from dflash.drafters.base import DraftShape
 from dflash.drafters.block.drafter import BlockFamily
-from dflash.engine.device_plan import RoundPlan, chain_of
-from dflash.engine.device_round import DeviceRound
-from dflash.engine.device_rows import RoundRows
-from dflash.engine.device_shared import RoundShared, sent
+from dflash.engine.device.arrays import Records
+from dflash.engine.device.plan import RoundPlan, chain_of
+from dflash.engine.device.round import DeviceRound
+from dflash.engine.device.rows import RoundRows
+from dflash.engine.device.shared import RoundShared, sent
 from dflash.engine.lane import Lane
-from dflash.engine.record_arrays import Records
 from dflash.kernels.round_cut import RoundLimits
 from dflash.kernels.round_lanes import RoundLanes
 from dflash.kernels.round_taps import TapRing, pending_rows

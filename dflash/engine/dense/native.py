@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dflash.drafters.base import Anchor, Drafter, DraftShape
-from dflash.engine.dense import DensePass, anchor_at, tree_rows
-from dflash.engine.dense_lanes import DenseLanes, backwards, rows_needed
+from dflash.engine.dense.dense_pass import DensePass, anchor_at, tree_rows
+from dflash.engine.dense.lanes import DenseLanes, backwards, rows_needed
 from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from dflash.engine.output import RecorderPlan, open_here
-from dflash.engine.recorder import Recorder
-from dflash.engine.recorder_ring import COUNT, RingReader
-from dflash.engine.recorder_wire import FarLane, dumps, unframed, unpacked_row
-from dflash.engine.unmade import Maker, Unmade
+from dflash.engine.recorder.recorder import Recorder
+from dflash.engine.recorder.ring import COUNT, RingReader
+from dflash.engine.recorder.unmade import Maker, Unmade
+from dflash.engine.recorder.wire import FarLane, dumps, unframed, unpacked_row
 from dflash.errors import DflashError
 
 SECONDS = 0.2

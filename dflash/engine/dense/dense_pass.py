@@ -12,7 +12,7 @@ from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
 from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
-from dflash.engine.unmade import TakesRows
+from dflash.engine.recorder.unmade import TakesRows
 from dflash.target.model import TrunkModel
 from dflash.target.scratch import LaneRows
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from dflash.drafters.base import DraftShape
 from dflash.drafters.block.drafter import BlockFamily
-from dflash.engine.device_adaptive import AdaptiveEngine
-from dflash.engine.device_engine import DeviceEngine
-from dflash.engine.device_ladder import RoundLadder
-from dflash.engine.device_plan import reasons_for_the_host, round_plan
-from dflash.engine.device_round import DeviceRound
+from dflash.engine.device.adaptive import AdaptiveEngine
+from dflash.engine.device.engine import DeviceEngine
+from dflash.engine.device.ladder import RoundLadder
+from dflash.engine.device.plan import reasons_for_the_host, round_plan
+from dflash.engine.device.round import DeviceRound
 from dflash.engine.loop import Engine
 from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError

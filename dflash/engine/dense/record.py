@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash.engine.device_record import Field, RecordSizes, record_fields
+from dflash.engine.device.record import Field, RecordSizes, record_fields
 from dflash.kernels.round_lanes import RoundTree
 
 

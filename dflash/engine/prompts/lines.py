@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from dflash.engine.prompt_errors import (
+from dflash.engine.prompts.errors import (
     DamagedCompression,
     DecompressorMissing,
     LineTooLong,

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dflash.drafters.base import Drafter
-from dflash.engine.dense_inputs import Heats
-from dflash.engine.dense_lanes import DenseLanes, backwards, rows_needed
-from dflash.engine.dense_rows import DenseGroup, DenseRowMaker
-from dflash.engine.dense_step import DenseStep
-from dflash.engine.device_law import LaneLaw
-from dflash.engine.device_plan import RoundPlan
+from dflash.engine.dense.inputs import Heats
+from dflash.engine.dense.lanes import DenseLanes, backwards, rows_needed
+from dflash.engine.dense.rows import DenseGroup, DenseRowMaker
+from dflash.engine.dense.step import DenseStep
+from dflash.engine.device.law import LaneLaw
+from dflash.engine.device.plan import RoundPlan
 from dflash.engine.lane import Lane
-from dflash.engine.row_columns import ColumnMaker
-from dflash.engine.unmade import TakesRows, Unmade, hand_over
+from dflash.engine.recorder.columns import ColumnMaker
+from dflash.engine.recorder.unmade import TakesRows, Unmade, hand_over
 from dflash.kernels.round_lanes import RoundTree
 from dflash.target.native import NativeTrunk
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dflash.engine.prompt import Kind, Message, Prompt, Role
-from dflash.engine.prompt_errors import PromptError
+from dflash.engine.prompts.errors import PromptError
+from dflash.engine.prompts.prompt import Kind, Message, Prompt, Role
 from dflash.engine.request import Request
 from dflash.target.load import Target
 from dflash.target.sampling import Sampling

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from dflash.engine.output import Part, RecorderPlan, open_here
-from dflash.engine.recorder import Recorder
-from dflash.engine.recorder_process import ProcessRecorder, open_process
+from dflash.engine.recorder.process import ProcessRecorder, open_process
+from dflash.engine.recorder.recorder import Recorder
 from dflash.engine.settings import RecordSettings
 
 AnyRecorder = Recorder | ProcessRecorder

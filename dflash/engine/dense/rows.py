@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dflash.draftfile.rows import Column
 from dflash.draftfile.summary import Kind
-from dflash.engine.device_law import LaneLaw, Laws
-from dflash.engine.row_columns import ColumnMaker
+from dflash.engine.device.law import LaneLaw, Laws
+from dflash.engine.recorder.columns import ColumnMaker
 from dflash.policy.context import DraftSampling
 
 DECISIONS = ("accepted_nodes", "bonus_token", "context_length", "draft_length", "branches")

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash.draftfile.rows import Column, Ragged
-from dflash.engine.device_law import Laws, residual_masses
-from dflash.engine.record_arrays import Arrays
+from dflash.engine.device.arrays import Arrays
+from dflash.engine.device.law import Laws, residual_masses
 
 NODES = (
     "node_token", "node_parent", "node_source", "node_rank", "node_logq", "node_draft_gap", "node_margin",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dflash.engine.device_record import Field, tensors_of
+from dflash.engine.device.record import Field, tensors_of
 from dflash.kernels.round_draft import DraftColumns
 from dflash.kernels.round_finish import RoundEnd
 from dflash.kernels.round_inputs import RoundStart

@@ -22,14 +22,14 @@ from dflash.draftfile.writer import Published
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
 from dflash.engine.output import RecorderPlan
-from dflash.engine.recorder import Pressure, Totals
-from dflash.engine.recorder_ring import COUNT, ReaderGone, RingWriter
-from dflash.engine.recorder_wire import AskedRequest, framed, loads, packed_row
+from dflash.engine.recorder.recorder import Pressure, Totals
+from dflash.engine.recorder.ring import COUNT, ReaderGone, RingWriter
+from dflash.engine.recorder.unmade import Maker, Unmade
+from dflash.engine.recorder.wire import AskedRequest, framed, loads, packed_row
 from dflash.engine.request import Request
-from dflash.engine.unmade import Maker, Unmade
 from dflash.errors import DflashError
 
-PROGRAM = "from dflash.engine.recorder_child import main; main()"
+PROGRAM = "from dflash.engine.recorder.child import main; main()"
 
 
 class RecorderDied(DflashError):

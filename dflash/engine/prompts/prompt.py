@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from dflash.engine.prompt_errors import EmptyPrompt, NotUtf8
+from dflash.engine.prompts.errors import EmptyPrompt, NotUtf8
 
 
 class Role(StrEnum):

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from dflash.engine.prompt import Prompt, text_prompt
-from dflash.engine.prompt_errors import (
+from dflash.engine.prompts.errors import (
     DuplicateId,
     NoPrompts,
     PromptError,
     PromptFileUnreadable,
     SeveralBadPrompts,
 )
-from dflash.engine.prompt_json import line_prompt, looks_structured
-from dflash.engine.prompt_lines import read_lines
+from dflash.engine.prompts.json_line import line_prompt, looks_structured
+from dflash.engine.prompts.lines import read_lines
+from dflash.engine.prompts.prompt import Prompt, text_prompt
 
 __all__ = [
     "CheckedPrompts",

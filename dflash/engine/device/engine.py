@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash.drafters.block.drafter import BlockFamily
-from dflash.engine.device_law import LaneLaw
-from dflash.engine.device_round import DeviceRound
-from dflash.engine.device_rows import REASONS, Chain, Place, RoundNumbers, RoundRows
+from dflash.engine.device.arrays import Arrays, Records
+from dflash.engine.device.law import LaneLaw
+from dflash.engine.device.round import DeviceRound
+from dflash.engine.device.rows import REASONS, Chain, Place, RoundNumbers, RoundRows
 from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Engine, Sink
-from dflash.engine.record_arrays import Arrays, Records
-from dflash.engine.unmade import Unmade, hand_over
+from dflash.engine.recorder.unmade import Unmade, hand_over
 from dflash.kernels.round_finish import EOS, GOES_ON, LENGTH
 from dflash.policy.context import DraftSampling
 from dflash.target.scratch import Scratch

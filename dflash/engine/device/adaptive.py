@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash.drafters.base import DraftShape
-from dflash.engine.device_engine import CODES, DeviceEngine, Said
-from dflash.engine.device_ladder import Launched, RoundLadder
-from dflash.engine.device_rows import Chain, Place, RoundNumbers
+from dflash.engine.device.arrays import Records
+from dflash.engine.device.engine import CODES, DeviceEngine, Said
+from dflash.engine.device.ladder import Launched, RoundLadder
+from dflash.engine.device.rows import Chain, Place, RoundNumbers
 from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Sink
-from dflash.engine.record_arrays import Records
 from dflash.policy.control.base import Asked, Control, Learning
 from dflash.policy.noise import I64
 

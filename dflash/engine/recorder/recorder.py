@@ -23,12 +23,12 @@ from dflash.draftfile.journal import Journal
 from dflash.draftfile.resume import Kept, free_name, renamed, request_key
 from dflash.draftfile.summary import Kind
 from dflash.draftfile.writer import DraftFileWriter, Published
-from dflash.engine.recorder_pending import Pending, ended, named
-from dflash.engine.unmade import Unmade
+from dflash.engine.recorder.pending import Pending, ended, named
+from dflash.engine.recorder.unmade import Unmade
 
 if TYPE_CHECKING:
     from dflash.engine.lane import Lane
-    from dflash.engine.recorder_wire import AskedRequest, FarLane
+    from dflash.engine.recorder.wire import AskedRequest, FarLane
     from dflash.engine.request import Request
 
 Row = dict[str, Any]

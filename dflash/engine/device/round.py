@@ -14,14 +14,14 @@ from torch import Tensor
 
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.block.native import BlockStep
-from dflash.engine.device_plan import RoundPlan, draft_law, draft_top, ids_of
-from dflash.engine.device_record import RecordRing, RecordSizes, record_fields, record_words
-from dflash.engine.device_rows import RoundRows
-from dflash.engine.device_shared import RoundShared
-from dflash.engine.device_views import Moves, RoundViews
+from dflash.engine.device.arrays import DRAFTED, ENDED, STARTED, VERIFIED, Records
+from dflash.engine.device.plan import RoundPlan, draft_law, draft_top, ids_of
+from dflash.engine.device.record import RecordRing, RecordSizes, record_fields, record_words
+from dflash.engine.device.rows import RoundRows
+from dflash.engine.device.shared import RoundShared
+from dflash.engine.device.views import Moves, RoundViews
 from dflash.engine.lane import Lane
-from dflash.engine.record_arrays import DRAFTED, ENDED, STARTED, VERIFIED, Records
-from dflash.engine.row_columns import ColumnMaker
+from dflash.engine.recorder.columns import ColumnMaker
 from dflash.kernels.accept_tree import Accepted, accept_tree
 from dflash.kernels.round_best import BestScratch, draft_best
 from dflash.kernels.round_confidence import ConfidenceWeights, confidences

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash.draftfile.rows import Coded, Column, Ragged
-from dflash.engine.device_law import LaneLaw, Laws
-from dflash.engine.record_arrays import DRAFTED, ENDED, STARTED, VERIFIED, Arrays, Layout, Records
-from dflash.engine.row_columns import ColumnMaker
+from dflash.engine.device.arrays import DRAFTED, ENDED, STARTED, VERIFIED, Arrays, Layout, Records
+from dflash.engine.device.law import LaneLaw, Laws
+from dflash.engine.recorder.columns import ColumnMaker
 
 LIVE = 0
 REASONS = ("none", "eos", "length", "stop", "interrupted")

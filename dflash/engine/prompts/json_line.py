@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from dflash.engine.prompt import Kind, Message, Prompt, Role, encodable, spoken
-from dflash.engine.prompt_errors import BadSetting, BrokenLine, UnknownKey, UnknownShape
+from dflash.engine.prompts.errors import BadSetting, BrokenLine, UnknownKey, UnknownShape
+from dflash.engine.prompts.prompt import Kind, Message, Prompt, Role, encodable, spoken
 from dflash.policy.temperature import TEMPERATURES, is_temperature
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dflash.draftfile.rows import RequestRows, columns_table
-from dflash.engine.unmade import Row, Unmade
+from dflash.engine.recorder.unmade import Row, Unmade
 
 Ints = NDArray[np.int64]
 

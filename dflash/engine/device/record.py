@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dflash.engine.device.arrays import Layout, Part, Records
 from dflash.engine.features import FINGERPRINT
-from dflash.engine.record_arrays import Layout, Part, Records
 from dflash.kernels.round_lanes import RoundTree
 
 _ALIGN = 4

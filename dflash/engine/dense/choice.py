@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dflash.drafters.base import DraftShape
-from dflash.engine.dense import DensePass, DenseRows
-from dflash.engine.dense_native import NativeDensePass
-from dflash.engine.dense_rounds import DenseRounds
-from dflash.engine.device_engine import DeviceEngine
-from dflash.engine.device_plan import round_plan
+from dflash.engine.dense.dense_pass import DensePass, DenseRows
+from dflash.engine.dense.native import NativeDensePass
+from dflash.engine.dense.rounds import DenseRounds
+from dflash.engine.device.engine import DeviceEngine
+from dflash.engine.device.plan import round_plan
 from dflash.engine.loop import Engine
 from dflash.engine.settings import RecordSettings
 from dflash.kernels.ancestors import MAX_NODES

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash.engine.dense_inputs import DenseInputs
-from dflash.engine.dense_lanes import DenseLanes
-from dflash.engine.dense_record import dense_fields
-from dflash.engine.device_plan import RoundPlan, draft_top
-from dflash.engine.device_record import RecordRing, RecordSizes, record_words, tensors_of
-from dflash.engine.device_round import DraftPart, rows_of
-from dflash.engine.device_views import Moves, RoundViews
-from dflash.engine.record_arrays import Records
+from dflash.engine.dense.inputs import DenseInputs
+from dflash.engine.dense.lanes import DenseLanes
+from dflash.engine.dense.record import dense_fields
+from dflash.engine.device.arrays import Records
+from dflash.engine.device.plan import RoundPlan, draft_top
+from dflash.engine.device.record import RecordRing, RecordSizes, record_words, tensors_of
+from dflash.engine.device.round import DraftPart, rows_of
+from dflash.engine.device.views import Moves, RoundViews
 from dflash.kernels.round_draft import DraftColumns, draft_level
 from dflash.kernels.round_inputs import round_inputs
 from dflash.kernels.round_lanes import RoundTree

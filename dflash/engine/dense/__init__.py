@@ -1,0 +1,1 @@
+"""Dense recording: a verified draft at every committed position of an answer."""

@@ -1,0 +1,1 @@
+"""Rows become a draft file: in the decoding process, or in one of its own."""
