@@ -58,6 +58,16 @@ class UnsupportedQuantisation(TargetError):
         )
 
 
+class UnsupportedWeights(TargetError):
+    """A quantisation has no kernels for the dtype of the weights."""
+
+    def __init__(self, method: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"{method} weights are made from {expected}, and the model's are {found}. "
+            f"Use --dtype {expected}, or int8."
+        )
+
+
 class SelfTestFailed(TargetError):
     """A tree scored in one forward disagrees with its paths scored one by one.
 

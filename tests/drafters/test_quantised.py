@@ -9,12 +9,15 @@ import draft_runs
 import pytest
 import torch
 import transformers as tf
+from hypothesis import given
+from hypothesis import strategies as st
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from dflash.cli.main import run
 from dflash.draftfile.reader import open_draft_file
 from dflash.errors import UsageError
-from dflash.target.errors import UnsupportedQuantisation
+from dflash.target.errors import UnsupportedQuantisation, UnsupportedWeights
+from dflash.target.quantise import group_size, torchao_config
 
 KINDS = ("dflash", "dflash2", "dspark", "dspark-gated", "dspark-rnn")
 
@@ -167,3 +170,15 @@ def test_diff_prices_an_int8_drafter(tiny_folder, places, in_folder, capsys, kin
         f"tau {taus[0]:.3f} to {taus[1]:.3f}, {taus[1] - taus[0]:+.3f} (95 % interval" in found["causes"][0]
     )
     assert run(["replay", "int8.parquet", "--check", "-q"]) == 0
+
+
+@given(widths=st.lists(st.integers(1, 64).map(lambda n: 32 * n), min_size=1, max_size=6))
+def test_int4_groups_divide_all_layers_if_any_size_does(widths):
+    found = group_size(widths)
+    assert all(width % found == 0 for width in widths)
+    assert found == 128 or any(width % (2 * found) for width in widths)
+
+
+def test_int4_of_other_weights_than_bfloat16_is_refused_with_what_to_do():
+    with pytest.raises(UnsupportedWeights, match="from bfloat16, .* are float32.*--dtype bfloat16"):
+        torchao_config("int4", [torch.nn.Linear(64, 64)])
