@@ -80,6 +80,7 @@ STEP_SHAPES = [
         (17, 576, 960, 1536, 64),
         (17, 2048, 3072, 8192, 64),
         (17, 4096, 6144, 14336, 128),
+        (64, 576, 960, 1536, 64),
     ]
     for kernel, depth, columns, head in [
         ("qkv", hidden, queries, head),
