@@ -40,7 +40,7 @@ class PackTile(NamedTuple):
 
 
 # swept on an H200: see dflash/bench/head_sweep.py
-PACK_TILE = PackTile(8, 4, 264)
+PACK_TILE = PackTile(16, 4, 1056)
 
 
 def feature_ring(capacity: int, width: int, encoding: Encoding, device: torch.device | str) -> FeatureRing:
@@ -138,7 +138,8 @@ def _launch(
         ring.written if ring.scales is None else ring.scales, ring.written, ring.tickets,
         taps.stride(0), taps.stride(1), lanes, slots, pieces, width, len(ring.values),
         LANES=1 << (lanes - 1).bit_length(), GROUPS=tile.groups, CODE=list(CODES).index(encoding),
-        BF16=taps.dtype == torch.bfloat16, LARGEST=LARGEST.get(encoding, 1.0), LEAST=LEAST, PDL=pdl,
+        BF16=taps.dtype == torch.bfloat16, LARGEST=LARGEST.get(encoding, 1.0), LEAST=LEAST,
+        NATIVE=not interpreted(), PDL=pdl,
         # fused, adding `WHOLE` would round products once instead of twice
         num_warps=tile.warps, launch_pdl=pdl, enable_fp_fusion=False,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 INT8 = tl.constexpr(1)
+INFINITE = tl.constexpr(0x7F800000)
 # adding and subtracting it rounds to whole numbers, ties to even, whatever the platform
 WHOLE = tl.constexpr(12582912.0)
 
@@ -27,8 +28,10 @@ def _bfloat_bits(x):
 
 
 @triton.jit
-def _e4m3_bits(x):
-    """float32 of at most 448 as bits of e4m3, to nearest, ties to even."""
+def _e4m3_bits(x, NATIVE: tl.constexpr):
+    """float32 of at most 448 as bits of e4m3, to nearest, ties to even; the interpreter's cast is not."""
+    if NATIVE:
+        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     whole = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
@@ -38,22 +41,26 @@ def _e4m3_bits(x):
 
 
 @triton.jit
-def _codes(x, LARGEST: tl.constexpr, LEAST: tl.constexpr, CODE: tl.constexpr):
+def _codes(x, LARGEST: tl.constexpr, LEAST: tl.constexpr, CODE: tl.constexpr, NATIVE: tl.constexpr):
     """Codes [GROUPS, 128], as bytes, and scales [GROUPS]."""
-    finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), 1) > 0
-    peak = tl.maximum(tl.max(tl.abs(x), 1), LEAST)
+    # bits without a sign are in the order of what they stand for, infinity and NaN above all
+    high = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+    finite = high < INFINITE
+    peak = tl.maximum(high.to(tl.float32, bitcast=True), LEAST)
     largest = tl.zeros_like(peak) + LARGEST
     scaled = tl.where(finite[:, None], x * tl.div_rn(largest, peak)[:, None], 0.0)
     scale = tl.where(finite, tl.div_rn(peak, largest), float("nan"))
     if CODE == INT8:
-        return ((scaled + WHOLE - WHOLE).to(tl.int32) & 0xFF).to(tl.uint8), scale
-    return _e4m3_bits(scaled), scale
+        # the low bits of the sum are the whole number itself
+        return ((scaled + WHOLE).to(tl.int32, bitcast=True) & 0xFF).to(tl.uint8), scale
+    return _e4m3_bits(scaled, NATIVE), scale
 
 
 @triton.jit
 def _pack_piece(
     Taps, Values, Scales, source, place, piece, width, stride_slot,
     GROUPS: tl.constexpr, CODE: tl.constexpr, BF16: tl.constexpr, LARGEST: tl.constexpr, LEAST: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Encode GROUPS x 128 columns of one row."""
     group = piece * GROUPS + tl.arange(0, GROUPS)
@@ -63,7 +70,7 @@ def _pack_piece(
     if CODE == 0:
         values = x if BF16 else _bfloat_bits(_float_of(x, BF16))
     else:
-        values, scale = _codes(_float_of(x, BF16), LARGEST, LEAST, CODE)
+        values, scale = _codes(_float_of(x, BF16), LARGEST, LEAST, CODE, NATIVE)
         groups = tl.cdiv(width, 128)
         tl.store(Scales + place * groups + group, scale, mask=group < groups)
     tl.store(Values + place * width + column, values, mask=inside)
@@ -74,7 +81,7 @@ def pack_rows(
     Taps, Count, Path, Values, Scales, Written, Tickets,
     stride_lane, stride_slot, lanes, slots, pieces, width, capacity,
     LANES: tl.constexpr, GROUPS: tl.constexpr, CODE: tl.constexpr, BF16: tl.constexpr,
-    LARGEST: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
+    LARGEST: tl.constexpr, LEAST: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Pack every piece of every accepted row, then move the counter on; grid (programs)."""
     if PDL:
@@ -85,14 +92,15 @@ def pack_rows(
     written = tl.load(Written)
     for item in tl.range(tl.program_id(0), lanes * slots * pieces, tl.num_programs(0)):
         lane, slot = item // pieces // slots, item // pieces % slots
-        mine = tl.sum(tl.where(lane_ids == lane, kept, 0), 0)
+        # side by side, as neither waits for the other; what is past the count is not used
+        mine = tl.load(Count + lane) + 1
+        node = tl.load(Path + lane * (slots - 1) + slot - 1, mask=slot > 0, other=-1)
         if slot < mine:
-            node = tl.load(Path + lane * (slots - 1) + slot - 1, mask=slot > 0, other=-1)
             before = tl.sum(tl.where(lane_ids < lane, kept, 0), 0)
             _pack_piece(
                 Taps + lane.to(tl.int64) * stride_lane, Values, Scales, (node + 1).to(tl.int64),
                 (written + before + slot) % capacity, item % pieces, width, stride_slot,
-                GROUPS, CODE, BF16, LARGEST, LEAST,
+                GROUPS, CODE, BF16, LARGEST, LEAST, NATIVE,
             )  # fmt: skip
     # every thread has read the counter and written its rows before this program counts itself in
     tl.debug_barrier()

@@ -15,6 +15,8 @@ from dflash.kernels.feature_codes import Encoding, decode_features, encode_featu
 from dflash.kernels.pack_features import PACK_TILE, FeatureRing, PackTile, feature_ring, pack_features
 
 Calls = list[Callable[[], object]]
+# of decoded rows: compiled division is not IEEE's, so what lies between two codes may take the other one
+PEER_ERRORS: dict[Encoding, float] = {"bf16": 0.0, "int8": 1e-3, "fp8": 5e-3}
 
 
 class PackShape(NamedTuple):
@@ -147,7 +149,7 @@ def _time(shape: PackShape, sets: Sequence[PackInputs], name: str, build: Callab
         calls = build()
         calls[0]()
         error = error_of(shape, sets[0])
-        if error > 0 and not name.startswith("dflash"):
+        if error > PEER_ERRORS[shape.encoding] and not name.startswith("dflash"):
             return Timed(name, None, True, error, "wrong output")
         return Timed(name, time_graph(calls), True, error, None)
     except Exception as failure:

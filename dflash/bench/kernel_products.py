@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from dflash.bench.kernel_inputs import MAX_RELATIVE_ERROR, relative_error
 from dflash.bench.kernel_timing import Timing, rotations, time_graph
 from dflash.kernels.attention_plan import Mode
-from dflash.kernels.gate_up import gate_up
-from dflash.kernels.product_plan import ProductTile
-from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_rope
+from dflash.kernels.gate_up import gate_up, gate_up_plan
+from dflash.kernels.product_plan import ProductPlan, ProductTile
+from dflash.kernels.product_scratch import ProductScratch, product_scratch
+from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_plan, qkv_rope
 from dflash.kernels.row_norm import CarriedNorm, carried_norm, leave_norm
 from dflash.kernels.row_product import row_plan, row_product
 
@@ -155,6 +156,22 @@ def make_shared(shape: ProductShape) -> Shared | None:
     return Shared(Rotary(angles.cos(), angles.sin()), row + POSITIONS // 2, places, norms)
 
 
+def plan_of(shape: ProductShape, mode: Mode, tile: ProductTile | None = None) -> ProductPlan:
+    """The launch of a shape."""
+    size = (shape.rows, shape.columns, shape.depth, mode, tile)
+    if shape.kernel == "rows":
+        return row_plan(*size)
+    if shape.kernel == "gate-up":
+        return gate_up_plan(shape.rows, shape.columns // 2, *size[2:])
+    heads = shape.columns // shape.head
+    return qkv_plan(shape.rows, heads, shape.head, *size[2:], whole_heads=shape.head_norms)
+
+
+def scratch_of(shape: ProductShape, mode: Mode, tile: ProductTile | None = None) -> ProductScratch:
+    """Scratch that all calls of a shape share, as those of a step do: none fills it anew."""
+    return product_scratch([plan_of(shape, mode, tile)], torch.device("cuda"))
+
+
 def run_product(
     shape: ProductShape,
     inputs: ProductInputs,
@@ -171,7 +188,7 @@ def run_product(
     x, weight, norm, residual, cache, carried = inputs
     if shape.kernel == "rows":
         if carried is not None:
-            parts = row_plan(shape.rows, shape.columns, shape.depth, mode, tile).column_tiles
+            parts = plan_of(shape, mode, tile).column_tiles
             carried = carried._replace(squares=carried.squares[:parts])
         return row_product(x, weight, residual=residual, carry=carried, **given)
     norm = norm if carried is None else carried
@@ -264,7 +281,8 @@ def measure_product(shape: ProductShape, compiled: bool) -> list[Timed]:
     modes: tuple[Mode, Mode] = ("fast", "replay-exact")
     for mode in modes:
         out = torch.full_like(expected, torch.nan, dtype=torch.bfloat16)
-        calls = [lambda s=s, m=mode, o=out: run_product(shape, s, shared, mode=m, out=o) for s in sets]
+        given = {"mode": mode, "out": out, "scratch": scratch_of(shape, mode)}
+        calls = [lambda s=s, g=given: run_product(shape, s, shared, **g) for s in sets]
         error = relative_error(calls[0](), expected)
         found.append(Timed(f"dflash {mode}", time_graph(calls), True, error, None))
     peers: dict[str, Callable[[], Calls]] = {

@@ -20,6 +20,7 @@ from dflash.bench.kernel_products import (
     make_products,
     make_shared,
     run_product,
+    scratch_of,
 )
 from dflash.bench.kernel_timing import rotations, time_graph
 from dflash.bench.sweep_run import run_sweep
@@ -94,11 +95,12 @@ def sweep(shape: ProductShape) -> list[dict]:
     def measure(tile: ProductTile) -> None:
         out = torch.full_like(expected, torch.nan, dtype=torch.bfloat16)
         try:
-            error = relative_error(run_product(shape, sets[0], shared, tile=tile, out=out), expected)
+            given = {"tile": tile, "out": out, "scratch": scratch_of(shape, "fast", tile)}
+            error = relative_error(run_product(shape, sets[0], shared, **given), expected)
             if error > MAX_RELATIVE_ERROR:
                 print("WRONG", shape.name, tile, error, flush=True)
                 return
-            calls = [lambda s=s: run_product(shape, s, shared, tile=tile, out=out) for s in sets]
+            calls = [lambda s=s: run_product(shape, s, shared, **given) for s in sets]
             timing = time_graph(calls, replays=8)
         except Exception as failure:
             print("fail", shape.name, tile, repr(failure)[:200], flush=True)
