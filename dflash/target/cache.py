@@ -69,6 +69,13 @@ class TrunkCache(Cache):
             for layer, goal in goals.items():
                 goal[:, :, :length] = stores[layer][lane, :, :length]
 
+    def fit(self, rows: int) -> None:
+        """Have room for `rows` rows, by doubling."""
+        capacity = self.capacity
+        while capacity < rows:
+            capacity *= 2
+        self.reserve(capacity)
+
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
         """Grow to at least `capacity` rows, keeping what is stored."""

@@ -35,7 +35,8 @@ class StepOutput(NamedTuple):
     """What a step leaves; the next step of the same space overwrites it."""
 
     logits: Tensor | None
-    """`[rows, vocabulary]`; None where the best tokens were asked for."""
+    """`[rows, vocabulary]`, of all rows or of those that are wanted; None where the best tokens were asked
+    for."""
     best: HeadScores | None
     taps: Tensor | None
     """`[rows, taps x hidden]`."""
@@ -80,8 +81,9 @@ class LlamaStep:
             self.rotary = rotary_table(self._rotary_module, positions, self.embedding.device)
 
     def space(
-        self, lanes: int, width: int, tail: int, cache: Sequence[KeyValue], pages: Tensor | None = None
-    ) -> StepSpace:
+        self, lanes: int, width: int, tail: int, cache: Sequence[KeyValue], pages: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> StepSpace:  # fmt: skip
         """Allocate the buffers of steps of one size.
 
         Args:
@@ -89,16 +91,18 @@ class LlamaStep:
             tail: rows after the trunks that words may speak of, at most 64.
             cache: one a layer, for all lanes.
             pages: int32 `[lanes, 1]`, which of the cache's lanes each lane is; None for the same.
+            wanted: int64, the rows whose logits are wanted, read when a step runs; None for all.
         """
         rows, like = lanes * width, self.embedding
         inputs = StepInputs.make(lanes, width, like.device)
         work = Workspace.make(self.sizes, self.layers[0], rows, self.way)
         taps = like.new_empty(rows, len(self.taps) * self.sizes.hidden) if self.taps else None
         wide = -(-len(self.head) // 16) * 16
-        logits = None if self.top else like.new_empty(rows, wide)[:, : len(self.head)]
+        scored = rows if wanted is None else len(wanted)
+        logits = None if self.top else like.new_empty(scored, wide)[:, : len(self.head)]
         hidden = like.new_empty(rows, self.sizes.hidden)
         attention = work.attention_scratch(self.sizes, cache[0], inputs, tail, self.way, pages)
-        return StepSpace(inputs, tail, hidden, work, attention, taps, logits, pages)
+        return StepSpace(inputs, tail, hidden, work, attention, taps, logits, pages, wanted)
 
     @torch.inference_mode()
     def run(self, space: StepSpace, cache: Sequence[KeyValue]) -> StepOutput:
@@ -123,10 +127,13 @@ class LlamaStep:
         return StepOutput(*self._scored(space, last), space.taps)
 
     def _scored(self, space: StepSpace, last: LayersOutput) -> tuple[Tensor | None, HeadScores | None]:
-        """All logits of the rows, or their best tokens without them."""
+        """Logits of the rows, all or those that are wanted, or their best tokens without them."""
         shared = {"norm": last.norm, "eps": self.sizes.eps, **self.way._asdict()}
         if self.top:
             return None, lm_head_topk(last.hidden, self.head, self.top, **shared)
+        if space.wanted is not None:
+            rows = final_norm(last.hidden.index_select(0, space.wanted), self.norm, self.sizes.eps)
+            return row_product(rows, self.head, out=space.logits, **self.way._asdict()), None
         return row_product(last.hidden, self.head, out=space.logits, **shared), None
 
     def _kept(self, space: StepSpace) -> dict[int, Tensor]:

@@ -122,8 +122,7 @@ class TrunkModel:
         firsts = [self.scratch[rows.lane].add(rows) for rows in batch]
         starts = [self.scratch[rows.lane].length + first for rows, first in zip(batch, firsts, strict=True)]
         extent = max(starts) + width
-        if extent > self.cache.capacity:
-            self.cache.reserve(max(extent, 2 * self.cache.capacity))
+        self.cache.fit(extent)
         lanes = torch.tensor([rows.lane for rows in batch], device=self.device)
         order = torch.argsort(lanes) if len(batch) == self.cache.lanes else torch.arange(len(batch))
         batch = [batch[i] for i in order.tolist()]

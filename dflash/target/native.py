@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dflash.kernels.ancestors import MAX_NODES
 from dflash.kernels.attention_plan import Mode
-from dflash.target.lane_prefill import LanePrefill
+from dflash.target.lane_prefill import LanePrefill, chunks
 from dflash.target.llama_step import LlamaStep, StepOutput
 from dflash.target.load import Target
 from dflash.target.model import Rows, TrunkModel
@@ -65,31 +65,23 @@ class NativeTrunk(TrunkModel):
         return NativeTrunk("", self.model, lanes, capacity, step=step)
 
     def append(self, lane: int, tokens: Sequence[int]) -> Rows:
-        """Extend the trunk, see `TrunkModel.append`; natively in chunks of 64 rows if `prefills` is set."""
+        """Extend the trunk, see `TrunkModel.append`; natively if `prefills` is set."""
         needed = self.scratch[lane].length + len(tokens) + MAX_NODES
-        if not tokens or not self.prefills or not self._pages(needed):
+        if not tokens or not self.prefills or not self.pages(needed):
             return super().append(lane, tokens)
-        taps, logits = [], None
-        for start in range(0, len(tokens), MAX_NODES):
-            chunk = tokens[start : start + MAX_NODES]
-            length = self.scratch[lane].length
-            output = self._prefill.run(self.stores(), lane, length, chunk)
-            self.scratch[lane] = Scratch(length + len(chunk))
-            self.work.forwards += 1
-            self.work.rows += len(chunk)
-            self.native += 1
-            if output.taps is not None:
-                taps.append(output.taps[: len(chunk)].clone())
-            if output.logits is not None:
-                logits = output.logits[len(chunk) - 1 : len(chunk)]
-        if logits is None:
-            raise RuntimeError("a prompt needs a step that leaves logits")
-        return Rows(logits.clone(), torch.cat(taps) if taps else None)
+        length = self.scratch[lane].length
+        found = self._prefill.run(self.stores(), lane, length, tokens)
+        self.scratch[lane] = Scratch(length + len(tokens))
+        forwards = len(list(chunks(len(tokens))))
+        self.work.forwards += forwards
+        self.work.rows += len(tokens)
+        self.native += forwards
+        return Rows(found.logits.clone(), found.taps)
 
-    def _pages(self, rows: int) -> bool:
+    def pages(self, rows: int) -> bool:
         """Make room for so many rows; whether each lane's room is a page of the kernels then."""
         if rows > self.cache.capacity:
-            self.cache.reserve(max(1 << (rows - 1).bit_length(), 2 * self.cache.capacity))
+            self.cache.reserve(1 << (rows - 1).bit_length())
         return LanePrefill.takes(self.cache.capacity)
 
     @torch.inference_mode()
@@ -108,8 +100,7 @@ class NativeTrunk(TrunkModel):
         tail = max(len(self.scratch[item.lane].ancestors) for item in batch)
         padded, seen = self.padded(width), self.padded(tail)
         longest = max(scratch.length for scratch in self.scratch)
-        if longest + seen > self.cache.capacity:
-            self.cache.reserve(max(longest + seen, 2 * self.cache.capacity))
+        self.cache.fit(longest + seen)
         output = self.graphs.run(
             self.stores(), padded, seen, lambda inputs: self._fill(inputs, batch, firsts)
         )

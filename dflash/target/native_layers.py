@@ -107,6 +107,8 @@ class StepSpace:
     logits: Tensor | None = None
     pages: Tensor | None = None
     """int32 `[lanes, 1]`: where the cache's lanes are pages, which of them each lane is."""
+    wanted: Tensor | None = None
+    """int64 `[any number]`: the rows whose logits are wanted; None for all."""
 
 
 def _scratch(sizes: Sizes, layer: LayerWeights, rows: int, way: Way) -> ProductScratch:

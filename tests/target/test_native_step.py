@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dflash.target.errors import NativeUnsupported
+from dflash.target.lane_prefill import CHUNK, PIECES, chunks
 from dflash.target.llama_step import LlamaStep
 from dflash.target.model import TrunkModel
 from dflash.target.native import NativeTrunk
@@ -279,9 +282,9 @@ def test_a_layer_takes_six_launches_at_most(interpreted: None, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-@pytest.mark.parametrize("lengths", [(1, 64, 65), (150, 3, 70)])
+@pytest.mark.parametrize("lengths", [(1, 64, 65), (150, 3, 70), (512, 600, 300)])
 def test_native_prompts_are_those_of_transformers(kind: str, lengths: tuple[int, ...]) -> None:
-    """In every lane, behind what the trunk has, in caches that grow."""
+    """In every lane, behind what the trunk has, in caches that grow; in one piece, several, two chunks."""
     model = make(kind)
     trunks = [
         NativeTrunk("tiny", model, 3, 64, (0, 2), REFERENCE, prefills=True),
@@ -296,3 +299,26 @@ def test_native_prompts_are_those_of_transformers(kind: str, lengths: tuple[int,
     rows = LaneRows(0, *random_tree(8, 4))
     scores = [trunk.score([rows])[0].logits for trunk in trunks]
     torch.testing.assert_close(*scores, atol=2e-5, rtol=2e-4)
+
+
+def test_pieces_of_a_prompt_see_each_other_through_the_interpreter(interpreted: None) -> None:
+    """What one launch writes of a piece, the next one reads for the pieces behind it."""
+    model = make("llama")
+    native = NativeTrunk("tiny", model, 2, 256, (2,), prefills=True)
+    prompt = [(5 * token) % 97 for token in range(140)]
+    found, expected = native.append(1, prompt), TrunkModel(model, 2, 256, (2,)).append(1, prompt)
+    assert native.native == 1
+    torch.testing.assert_close(found.logits, expected.logits, atol=2e-5, rtol=2e-4)
+    torch.testing.assert_close(found.taps, expected.taps, atol=2e-5, rtol=2e-4)
+    assert not native.cache.keys[0][0].any()
+
+
+@given(tokens=st.integers(1, 3000))
+def test_chunks_take_every_token_once_in_the_least_rows(tokens: int) -> None:
+    found = list(chunks(tokens))
+    assert [chunk.start for chunk in found] == list(range(0, tokens, CHUNK))
+    assert sum(chunk.count for chunk in found) == tokens
+    for chunk in found:
+        smaller = [pieces for pieces in PIECES if pieces < chunk.pieces]
+        assert chunk.count <= chunk.pieces * 64
+        assert not smaller or chunk.count > smaller[-1] * 64

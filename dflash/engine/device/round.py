@@ -209,8 +209,7 @@ class DeviceRound:
         """Rounds over caches with room for what this chain and the one before write."""
         ahead = longest + 2 * self.plan.chain * (self.tree.length + 1)
         cache = self.trunk.cache
-        if ahead + self.width > cache.capacity:
-            cache.reserve(max(ahead + self.width, 2 * cache.capacity))
+        cache.fit(ahead + self.width)
         context: list[KeyValue] = []
         if self.draft is not None and self.drafter is not None:
             context = self.drafter.cache.whole(ahead + self.drafter.config.block_size)
