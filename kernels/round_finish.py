@@ -22,7 +22,7 @@ class RoundEnd(NamedTuple):
     count: Tensor
     """int32 `[lanes]`: accepted nodes."""
     path: Tensor
-    """int32 `[lanes, nodes]`: accepted nodes from the anchor down, then -1."""
+    """int32 `[lanes, nodes]`: accepted nodes from the anchor down, then -1; all -1 in a lane that rests."""
     bonus: Tensor
     """int32 `[lanes]`."""
     emitted: Tensor
@@ -115,7 +115,9 @@ def _reference(
     stays = live[:, None] & (place <= count[:, None])
     lane = torch.arange(len(tokens), device=tokens.device)[:, None]
     nodes = torch.nn.functional.pad(path[:, : kept - 1] + 1, (1, 0))
-    out.count.copy_(count), out.path.copy_(accepted.path), out.bonus.copy_(accepted.bonus)
+    out.count.copy_(count), out.bonus.copy_(accepted.bonus)
+    # rows of a lane that rests may be another request's already
+    out.path.copy_(torch.where(live[:, None], accepted.path, -1))
     out.emitted.copy_(emitted), out.reason.copy_(reason)
     out.rows.copy_(torch.where(stays, lane * width + nodes, 0))
     out.positions.copy_(torch.where(stays, lanes.lengths[:, None] + place, 0))

@@ -29,8 +29,10 @@ def finish_lane(
         write_clock(Time, lane == 0)
     count, bonus = tl.load(Count + lane), tl.load(Bonus + lane)
     place, node = tl.arange(0, KEPT), tl.arange(0, NODES)
+    left, length, live = tl.load(Left + lane), tl.load(Lengths + lane), tl.load(Live + lane) > 0
     stored = tl.load(Path + lane * nodes + node, mask=node < nodes, other=-1)
-    tl.store(OutPath + lane * nodes + node, stored, mask=node < nodes)
+    # rows of a lane that rests may be another request's already
+    tl.store(OutPath + lane * nodes + node, tl.where(live, stored, -1), mask=node < nodes)
     inside = place < count
     path = tl.load(Path + lane * nodes + place, mask=inside, other=0)
     token = tl.load(Tokens + lane * nodes + path, mask=inside, other=0)
@@ -39,7 +41,6 @@ def finish_lane(
     for one in tl.range(0, ends):
         ended = ended | (token == tl.load(Eos + one))
     first_end = tl.min(tl.where(ended & (place <= count), place, KEPT), 0)
-    left, length, live = tl.load(Left + lane), tl.load(Lengths + lane), tl.load(Live + lane) > 0
     emitted = tl.minimum(tl.minimum(count, first_end) + 1, left)
     reason = tl.where(first_end < emitted, 1, tl.where(emitted == left, 2, 0))
     tl.store(OutCount + lane, count)
