@@ -94,6 +94,7 @@ class Session:
         self.header = build_header(self.target, self.drafter, self._run_settings())
         self.trunk = self._trunk()
         self.engine = self._engine()
+        self._warm = False
 
     def fit(self, context: int, free: Free) -> MemoryEstimate:
         """Estimate what trunks of at most `context` tokens take, and go on with the lanes that fit.
@@ -268,8 +269,9 @@ class Session:
         on_request: Callable[[Lane], None],
     ) -> None:
         tell = None if on_text is None else self._guarded(on_text)
-        if self.warms_up:
+        if self.warms_up and not self._warm:
             self.engine.warm_up(self.context)
+            self._warm = True
         try:
             for lane in self.engine.run(conversations, sink, tell, self.stop.is_set):
                 on_request(lane)

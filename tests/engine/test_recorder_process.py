@@ -20,7 +20,7 @@ from recordings import requests_of
 from dflash.cli.main import run
 from dflash.draftfile.rows import Ragged, RequestRows
 from dflash.engine.metrics import Metrics
-from dflash.engine.recorder import process
+from dflash.engine.recorder import process, ring
 from dflash.engine.recorder.child import PATIENCE
 from dflash.engine.recorder.process import ProcessRecorder
 from dflash.engine.recorder.ring import ReaderGone, RingReader, RingWriter
@@ -197,6 +197,54 @@ def test_a_recorder_that_falls_behind_holds_decoding_up_and_this_is_said(dflash,
     assert (code, document["requests"]) == (0, 5)
     assert document["blocked_seconds"] > 0.1
     assert "s for the recorder, which fell behind" in err
+
+
+def test_decoding_waits_for_no_word_of_the_recorder_before_all_is_decoded(dflash, in_folder, monkeypatch):
+    """It may take as long as it likes to start, and what it is told meanwhile is recorded."""
+    patient = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+    monkeypatch.setattr(process, "PROGRAM", patient + process.PROGRAM)
+    decoded, finish = [], ProcessRecorder.finish
+
+    def go(self, *given):
+        decoded.append(self.pressure.rows)
+        (in_folder / "go").touch()
+        return finish(self, *given)
+
+    monkeypatch.setattr(ProcessRecorder, "finish", go)
+    rescue = threading.Timer(60, lambda: (decoded.append("held up"), (in_folder / "go").touch()))
+    rescue.start()
+    code, document, _ = dflash("-o", "run.parquet", "--recorder", "process")
+    rescue.cancel()
+    assert (code, document["requests"]) == (0, 5)
+    assert len(decoded) == 1
+    assert decoded[0] > document["rounds"]
+    assert dflash("-o", "whole.parquet", "--recorder", "inline")[0] == 0
+    assert requests_of(in_folder / "run.parquet") == requests_of(in_folder / "whole.parquet")
+
+
+def test_more_messages_than_a_reader_has_begun_to_take_lie_ready(monkeypatch):
+    """Where the system's pipes can be made large; smaller ones block, which is counted, and lose nothing."""
+    for size in (ring.PIPE, 1 << 16):
+        monkeypatch.setattr(ring, "PIPE", size)
+        pair = Pair(1 << 20)
+        if not ring.widen(pair.theirs[1]):
+            pytest.skip("pipes are as the system makes them")
+        many = size // ring.PIECE.size - 400
+        for number in range(many):
+            pair.writer.put(number.to_bytes(4))
+        assert pair.writer.blocked_seconds == 0
+        reader = threading.Timer(0.05, pair.read)
+        reader.start()
+        for number in range(many, many + 800):
+            pair.writer.put(number.to_bytes(4))
+        assert pair.writer.blocked_seconds > 0
+        # nobody learns how far the reader has come, and it comes to the end all the same
+        while len(pair.taken) < many + 800:
+            time.sleep(0.01)
+        assert pair.writer.queued == (0, 0)
+        pair.writer.close()
+        reader.join()
+        assert pair.taken == [number.to_bytes(4) for number in range(many + 800)]
 
 
 class Lately:

@@ -63,7 +63,8 @@ class RecorderChild:
         plan: RecorderPlan = unframed(first)[1]
         with open_here(plan, patience=PATIENCE) as recorder:
             self._recorder = recorder
-            self.reply("ready", recorder.keeps)
+            if plan.resume:
+                self.reply("ready", recorder.keeps)
             try:
                 self._record(recorder, self._messages)
             except BaseException:

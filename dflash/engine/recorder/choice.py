@@ -27,7 +27,7 @@ def open_recorder(
     """A recorder of one run; without `part` the run is that file alone.
 
     Raises:
-        DflashError: As `open_here`.
+        DflashError: As `open_here`; from a process of its own, a later call may raise it.
     """
     plan = RecorderPlan(
         settings.output,

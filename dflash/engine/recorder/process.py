@@ -76,15 +76,18 @@ class ProcessRecorder:
         self.keeps = 0
 
     def begin(self) -> None:
-        """Open the files; waits until they are open.
+        """Have the files opened, and wait for that only where an earlier recording is to be gone on with.
+
+        The child takes a while to start; what is handed over meanwhile lies in the ring.
 
         Raises:
-            DflashError: As `open_here`.
+            DflashError: As `open_here`; without `resume` a later call raises it.
         """
         # as JSON has it: an enumeration of the engine's would make the child import torch
         header = json.loads(json.dumps(self._plan.header))
         self._say("open", self._plan._replace(header=header))
-        (self.keeps,) = self._reply()
+        if self._plan.resume:
+            (self.keeps,) = self._reply()
 
     @property
     def pressure(self) -> Pressure:
@@ -207,7 +210,7 @@ def open_process(plan: RecorderPlan) -> Iterator[ProcessRecorder]:
     """A recorder in another process, gone when the context ends.
 
     Raises:
-        DflashError: As `open_here`, from where the files are.
+        DflashError: As `ProcessRecorder.begin`.
     """
     recorder = ProcessRecorder(plan)
     try:

@@ -5,6 +5,7 @@ Pieces lie in the memory; a pipe says where each one is, and another one how far
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import select
@@ -13,11 +14,14 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 CAPACITY = 64 << 20
 # where a piece begins, its bytes, whether its message goes on, and the writer's count of bytes after it
 PIECE = struct.Struct("<QQ?Q")
 COUNT = struct.Struct("<Q")
+# of each pipe, where the system can: forty thousand pieces may lie there while a reader starts
+PIPE = 1 << 20
 MOST_ACKNOWLEDGED = COUNT.size * 8192
 
 
@@ -36,6 +40,16 @@ def shared_file(size: int) -> int:
     return descriptor
 
 
+def widen(pipe: int) -> bool:
+    """Let a pipe hold `PIPE` bytes; tells whether the system has done so."""
+    if not hasattr(fcntl, "F_SETPIPE_SZ"):
+        return False
+    with suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
+        return True
+    return False
+
+
 class RingWriter:
     """The end that puts messages in.
 
@@ -51,7 +65,11 @@ class RingWriter:
         self._map = mmap.mmap(self.memory, capacity)
         self.pieces, self._pieces = os.pipe()
         self._acknowledged, self.acknowledged = os.pipe()
+        # a reader must have room for what it says, which is shorter
+        if widen(self._acknowledged):
+            widen(self._pieces)
         os.set_blocking(self._acknowledged, False)
+        os.set_blocking(self._pieces, False)
         self._head = self._tail = 0
         self._ends: deque[tuple[int, int]] = deque()
         self._rows = 0
@@ -100,30 +118,51 @@ class RingWriter:
             self._map[end : end + len(part)] = part
             end += len(part)
         self._head += skipped + size
-        try:
-            os.write(self._pieces, PIECE.pack(start, size, more, self._head))
-        except BrokenPipeError as error:
-            raise ReaderGone from error
+        self._tell(PIECE.pack(start, size, more, self._head))
+
+    def _tell(self, place: bytes) -> None:
+        """Say where a piece is."""
+        while True:
+            try:
+                os.write(self._pieces, place)
+            except BlockingIOError:
+                with self._blocked():
+                    select.select([], [self._pieces], [], 1.0)
+            except BrokenPipeError as error:
+                raise ReaderGone from error
+            else:
+                return
 
     def _await(self, size: int) -> None:
         self._learn()
         if self.capacity - (self._head - self._tail) >= size:
             return
+        with self._blocked():
+            while self.capacity - (self._head - self._tail) < size:
+                select.select([self._acknowledged], [], [], 1.0)
+                self._learn()
+
+    @contextmanager
+    def _blocked(self) -> Iterator[None]:
+        """Count the time of waiting."""
         started = time.perf_counter()
-        while self.capacity - (self._head - self._tail) < size:
-            select.select([self._acknowledged], [], [], 1.0)
-            self._learn()
-        self.blocked_seconds += time.perf_counter() - started
+        try:
+            yield
+        finally:
+            self.blocked_seconds += time.perf_counter() - started
 
     def _learn(self) -> None:
         """How far the reader has come."""
-        try:
-            told = os.read(self._acknowledged, MOST_ACKNOWLEDGED)
-        except BlockingIOError:
-            return
-        if not told:
-            raise ReaderGone
-        self._tail = COUNT.unpack(told[-COUNT.size :])[0]
+        more = True
+        while more:
+            try:
+                told = os.read(self._acknowledged, MOST_ACKNOWLEDGED)
+            except BlockingIOError:
+                break
+            if not told:
+                raise ReaderGone
+            self._tail = COUNT.unpack(told[-COUNT.size :])[0]
+            more = len(told) == MOST_ACKNOWLEDGED
         while self._ends and self._ends[0][0] <= self._tail:
             self._rows -= self._ends.popleft()[1]
 
