@@ -12,7 +12,7 @@ from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
 from dflash.engine.cut import rounds_of, trimmed
 from dflash.engine.lane import Lane
 from dflash.policy.control.base import Asked, Load
-from dflash.policy.control.controller import Controller, Outcome, frame_of
+from dflash.policy.control.controller import Ahead, Controller, Outcome, frame_of
 from dflash.policy.control.cut import rule_at, survivals, verified
 from dflash.policy.noise import I64
 from dflash.policy.registry import Policy
@@ -61,29 +61,34 @@ class LaneControl:
 
     def turns(self, lanes: Sequence[Lane]) -> list[Turn]:
         """Ask for the next round of these lanes, which share a step."""
-        asked = self._asked = self.ask(lanes)
+        context = float(np.mean([len(lane.trunk) for lane in lanes]))
+        asked = self._asked = self.ask(indices(lanes), context)
         shapes = zip(asked.length.tolist(), asked.branches.tolist(), asked.t.tolist(), strict=True)
         return [
             Turn(DraftShape(length, branches), self._rule(t), self._state(lane))
             for lane, (length, branches, t) in zip(lanes, shapes, strict=True)
         ]
 
-    def ask(self, lanes: Sequence[Lane]) -> Asked:
-        """Ask for the next round of these lanes, which share a step."""
-        context = float(np.mean([len(lane.trunk) for lane in lanes]))
-        return self._controller.ask(_indices(lanes), Load(len(lanes), context))
+    def ask(self, who: I64, context: float) -> Asked:
+        """Ask for the next round of the lanes of these indices, which share a step.
 
-    def foresee(self, lanes: Sequence[Lane], steps: int, context: float) -> Asked:
-        """What `ask` will return `steps` steps later, for lanes of this mean context then."""
-        return self._controller.foresee(_indices(lanes), Load(len(lanes), context), steps)
+        Args:
+            who: `[k]`.
+            context: mean length of their trunks.
+        """
+        return self._controller.ask(who, Load(len(who), context))
 
-    def texts(self, lanes: Sequence[Lane]) -> list[str]:
+    def foresee(self, who: I64, context: float) -> Ahead:
+        """What `ask` will return from now on, for lanes of this mean context."""
+        return self._controller.foresee(who, Load(len(who), context))
+
+    def texts(self, who: I64) -> list[str]:
         """The `control_state` of these lanes' next round, once it was asked for."""
-        return _texts(self._controller.columns(_indices(lanes)))
+        return _texts(self._controller.columns(who))
 
-    def learn(self, lanes: Sequence[Lane], asked: Asked, accepted: I64, drafted: I64) -> None:
+    def learn(self, who: I64, asked: Asked, accepted: I64, drafted: I64) -> None:
         """Take in what the rounds of one step came to, see `Outcome`."""
-        self._controller.tell(_indices(lanes), Outcome(accepted, drafted, asked.length))
+        self._controller.tell(who, Outcome(accepted, drafted, asked.length))
 
     def admit(
         self, anchors: Sequence[Anchor], proposals: Sequence[Proposal], turns: Sequence[Turn]
@@ -105,7 +110,7 @@ class LaneControl:
         """Take in what the rounds of one step came to."""
         accepted, drafted = np.array(results, dtype=np.int64).T
         length = np.array([turn.shape.length for turn in turns], dtype=np.int64)
-        self._controller.tell(_indices(lanes), Outcome(accepted, drafted, length, self._survival))
+        self._controller.tell(indices(lanes), Outcome(accepted, drafted, length, self._survival))
 
     def _rule(self, t: float) -> Rule:
         return rule_at(self.policy.rule, t) if self.policy.control.moves_threshold else self.policy.rule
@@ -139,5 +144,6 @@ def _words(column: Sequence[bool | int | float]) -> list[str]:
     return [text.lower() for text in texts] if isinstance(column[0], bool) else list(texts)
 
 
-def _indices(lanes: Sequence[Lane]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def indices(lanes: Sequence[Lane]) -> I64:
+    """Lanes as control knows them; `[k]`."""
     return np.array([lane.index for lane in lanes], dtype=np.int64)

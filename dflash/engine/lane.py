@@ -61,10 +61,15 @@ class Lane:
         return self.trunk[len(self.request.prompt_tokens) :]
 
     @property
+    def left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.request.max_new_tokens + len(self.request.prompt_tokens) - len(self.trunk)
+
+    @property
     def text(self) -> str:
         """The answer, cut before its stop string."""
-        if not self._listening:
-            return self._decoded()
+        if not self.listening:
+            return self.stream.whole([token for token in self.output if token not in self.eos])
         return self.stream.text if self.stop_at is None else self.stream.text[: self.stop_at]
 
     @property
@@ -84,32 +89,30 @@ class Lane:
                 return Emission(count, reason)
         return Emission(len(tokens), Truncation.NONE)
 
+    def take(self, tokens: Sequence[int], rounds: int, finish: Truncation) -> None:
+        """Commit the tokens of several rounds, whose end is known, where nobody follows the text."""
+        self.trunk += tokens
+        self.rounds += rounds
+        self.finish = finish
+
     def interrupt(self) -> None:
         """End the answer where it is."""
         self.finish = Truncation.INTERRUPTED
         self._close_text()
 
     @property
-    def _listening(self) -> bool:
+    def listening(self) -> bool:
         """Whether somebody wants the text as it grows."""
         return bool(self.request.stop or self.on_text)
-
-    def _decoded(self) -> str:
-        stream = TextStream(self.stream.tokenizer)
-        for token in self.output:
-            if token not in self.eos:
-                stream.push(token)
-        stream.finish()
-        return stream.text
 
     def _ends_with(self, token: int) -> Truncation:
         if token in self.eos:
             return Truncation.EOS
-        if self._listening:
+        if self.listening:
             self._show(self.stream.push(token))
         if self.stop_at is not None:
             return Truncation.STOP
-        if len(self.trunk) - len(self.request.prompt_tokens) >= self.request.max_new_tokens:
+        if self.left <= 0:
             return Truncation.LENGTH
         return Truncation.NONE
 
@@ -122,7 +125,7 @@ class Lane:
             self._tell(len(self.stream.text) - watch.begun(self.stream.text))
 
     def _close_text(self) -> None:
-        if not self._listening:
+        if not self.listening:
             return
         if self.stop_at is None:
             self.stream.finish()

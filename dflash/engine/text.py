@@ -43,6 +43,10 @@ class TextStream:
         self.text += fresh
         return fresh
 
+    def whole(self, tokens: Sequence[int]) -> str:
+        """The text of an answer that is over; what `push` and `finish` come to, token by token."""
+        return self._decode(tokens)
+
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(
             tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dflash.drafters.base import DraftShape
-from dflash.engine.control import LaneControl
+from dflash.engine.control import LaneControl, indices
 from dflash.policy.registry import parse_policy
 
 POLICIES = [
@@ -36,23 +36,24 @@ def test_texts_of_many_lanes_are_those_of_their_turns(policy: str) -> None:
     control, lanes = lane_control(policy)
     for _ in range(60):
         some = [lanes[index] for index in np.flatnonzero(rng.random(5) < 0.8)] or lanes[:1]
-        turns, asked = control.turns(some), control.ask(some)
-        assert control.texts(some) == [turn.text for turn in turns]
-        control.learn(some, asked, rng.integers(0, asked.length + 1), asked.length)
+        who = indices(some)
+        turns, asked = control.turns(some), control.ask(who, 9.0)
+        assert control.texts(who) == [turn.text for turn in turns]
+        control.learn(who, asked, rng.integers(0, asked.length + 1), asked.length)
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_state_that_json_cannot_hold_is_refused_either_way(policy: str, odd: float) -> None:
     control, lanes = lane_control(policy)
-    state = control._controller.scheduler.state
+    who, state = indices(lanes), control._controller.scheduler.state
     names = [name for name, column in state.items() if name[0] != "_" and column.dtype.kind == "f"]
     for name in names:
         held = state[name].copy()
         state[name][:] = odd
-        for texts in (lambda: control.texts(lanes), lambda: [turn.text for turn in control.turns(lanes)]):
+        for texts in (lambda: control.texts(who), lambda: [turn.text for turn in control.turns(lanes)]):
             with pytest.raises(ValueError, match="JSON compliant|finite"):
                 texts()
         state[name][:] = held
     control.turns(lanes)
-    assert all(json.loads(text) is not None for text in control.texts(lanes))
+    assert all(json.loads(text) is not None for text in control.texts(who))

@@ -185,7 +185,8 @@ def test_columns_of_many_rows_are_those_of_each_row(seed, length, branches, kept
             row |= {"kind": 0, "truncated_by": REASONS[numbers.reason[place]]}
             rows.append(row)
             laws.append(law)
-        chains.append(Chain.of(records, numbers, by_lane))
+        by_index = np.array([by_lane[lane].numbers for lane in range(LANES)])
+        chains.append(Chain.of(records, numbers, by_index))
     maker = RoundRows(layout, ColumnMaker(parents, tree.expanded, branches, STORED))
     none = columns_table(maker.columns(chains, np.zeros(0, np.int64)), 0, features=True)
     assert (none.num_rows, none.schema) == (0, RequestRows("", features=True).table().schema)

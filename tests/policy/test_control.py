@@ -32,7 +32,8 @@ LEARNING = (
     Ema(after=4, every=3),
     Ema(candidates=(0, 2, 5), alpha=0.5, after=2, every=1, ceiling=1.5, lag=0),
     Goodput(after=3),
-    Goodput(after=1, weight=0.5, shortest=0, lag=0),
+    Goodput(after=1, weight=0.5, shortest=0, lag=0, every=1, again=3),
+    Goodput(after=2, weight=0.5, every=5),
 )
 FRAME = Frame(4, 2, 8, 3, t=0.5, step_time=STEP_TIME)
 
@@ -145,23 +146,33 @@ class PlainEma:
 class PlainGoodput:
     def __init__(self, c):
         self.c, self.seen, self.accepted, self.tried, self.length = c, 0, 0.0, 0.0, FRAME.length
+        self.kept, self.idle = 0, 0
 
     def asked(self):
-        if self.seen >= self.c.after:
-            w = self.c.weight
-            rate = (self.accepted + w * self.c.prior) / (self.tried + w)
-            worth = {}
-            for k in range(self.c.shortest, FRAME.longest + 1):
-                us = STEP_TIME.draft(k, FRAME.branches) + STEP_TIME.verify(k * FRAME.branches, 1, 100.0)
-                worth[k] = sum(rate**i for i in range(k + 1)) / float(us)
-            best = max(worth.values())
-            self.length = min(k for k, value in worth.items() if value > best * (1 - 1e-12))
+        if self.kept:
+            self.kept -= 1
+        elif self.seen >= self.c.after:
+            self.kept = self.c.every - 1
+            self.length = self.best()
+        self.idle = 0 if self.length else self.idle + 1
         return self.length, FRAME.branches, FRAME.t, False
+
+    def best(self):
+        w = self.c.weight
+        rate = (self.accepted + w * self.c.prior) / (self.tried + w)
+        worth = {}
+        overdue = self.c.again and self.idle >= self.c.again
+        for k in range(max(self.c.shortest, int(overdue)), FRAME.longest + 1):
+            us = STEP_TIME.draft(k, FRAME.branches) + STEP_TIME.verify(k * FRAME.branches, 1, 100.0)
+            worth[k] = sum(rate**i for i in range(k + 1)) / float(us)
+        best = max(worth.values())
+        return min(k for k, value in worth.items() if value > best * (1 - 1e-12))
 
     def learn(self, accepted, drafted, length):
         w, self.seen = self.c.weight, self.seen + 1
-        self.accepted = (1 - w) * self.accepted + w * accepted
-        self.tried = (1 - w) * self.tried + w * min(accepted + 1, drafted)
+        if drafted:
+            self.accepted = (1 - w) * self.accepted + w * accepted
+            self.tried = (1 - w) * self.tried + w * min(accepted + 1, drafted)
 
 
 PLAIN = {Window: PlainWindow, Heuristic: PlainHeuristic, Ema: PlainEma, Goodput: PlainGoodput}

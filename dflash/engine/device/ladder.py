@@ -5,10 +5,11 @@ Plain rounds keep their taps in a ring; a drafter's context takes them in when d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from dflash.drafters.base import DraftShape
@@ -22,6 +23,8 @@ from dflash.engine.lane import Lane
 from dflash.kernels.round_cut import RoundLimits
 from dflash.kernels.round_lanes import RoundLanes
 from dflash.kernels.round_taps import TapRing, pending_rows
+from dflash.policy.control.base import Asked
+from dflash.policy.noise import I64
 from dflash.target.native import NativeTrunk
 from dflash.target.native_layers import KeyValue
 
@@ -56,6 +59,39 @@ class Launched(NamedTuple):
         self.rounds.forget(self.ticket)
 
 
+class Shapes(NamedTuple):
+    """What every lane of an engine drafts; those that do not take part draft nothing.
+
+    Attributes:
+        length: `[lanes]`; `branches` likewise.
+    """
+
+    length: I64
+    branches: I64
+
+    @classmethod
+    def none(cls, lanes: int) -> Shapes:
+        """No lane takes part."""
+        return cls(np.zeros(lanes, np.int64), np.zeros(lanes, np.int64))
+
+    @classmethod
+    def of(cls, who: I64, asked: Asked, lanes: int) -> Shapes:
+        """What was asked for in the lanes of these indices."""
+        found = cls.none(lanes)
+        found.length[who], found.branches[who] = asked.length, asked.branches
+        return found
+
+    @property
+    def deepest(self) -> int:
+        """The longest draft."""
+        return int(self.length.max())
+
+    def agree(self, other: Shapes, who: I64) -> bool:
+        """Whether some lanes draft the same in both."""
+        same = (self.length == other.length) & (self.branches == other.branches)
+        return bool(same[who].all())
+
+
 def rung_lengths(longest: int) -> list[int]:
     """No draft, powers of two, and the longest."""
     powers = (1 << step for step in range(longest.bit_length()))
@@ -82,7 +118,7 @@ class RoundLadder:
         limits = RoundLimits.make(lanes, device)
         self.shared = RoundShared(RoundLanes.make(lanes, device), limits, ring)
         self.rungs = [self._rung(length, eos) for length in rung_lengths(plan.shape.length)]
-        self._limits: list[tuple[int, int]] = []
+        self._limits = Shapes.none(lanes)
         self._pending = 0
         self._ready = False
 
@@ -132,29 +168,28 @@ class RoundLadder:
             rung.chained.ready(longest)
         self._ready = True
 
-    def launch(self, longest: int, shapes: Mapping[int, DraftShape], chain: bool) -> Launched:
+    def launch(self, longest: int, shapes: Shapes, chain: bool) -> Launched:
         """Queue a round, or a chain of them.
 
         Args:
             longest: tokens that the longest trunk may come to before that.
-            shapes: by lane; others draft nothing.
+            shapes: of all lanes.
             chain: whether there are to be several.
         """
         self.ready(longest)
-        rung = self.rung(max(shape.length for shape in shapes.values()))
+        rung = self.rung(shapes.deepest)
         rounds = rung.of(chain)
         self._limit(shapes)
         self._keep_context(0 if rounds.tree.nodes else rounds.plan.chain, longest)
         return Launched(rounds, rung.maker, rounds.launch(longest))
 
-    def _limit(self, shapes: Mapping[int, DraftShape]) -> None:
-        none = DraftShape(0, 0)
-        found = [shapes.get(lane, none) for lane in range(self.trunk.cache.lanes)]
-        limits = [(shape.length, shape.branches) for shape in found]
-        if limits != self._limits and self.shared.limits is not None:
-            self._limits = limits
-            device = self.shared.lanes.live.device
-            values = sent(list(zip(*limits, strict=True)), torch.int32, device)
+    def _limit(self, shapes: Shapes) -> None:
+        """Tell the device, unless it knows; rounds without drafts never look."""
+        if not shapes.deepest or self.shared.limits is None:
+            return
+        if not self._limits.agree(shapes, np.arange(len(shapes.length))):
+            self._limits = shapes
+            values = sent(np.stack(shapes), torch.int32, self.shared.lanes.live.device)
             for goal, value in zip(self.shared.limits, values, strict=True):
                 goal.copy_(value)
 

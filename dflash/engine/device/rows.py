@@ -5,7 +5,7 @@ Columns are made for all rows of many rounds at once. This needs no torch, so th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,20 +13,13 @@ from numpy.typing import NDArray
 
 from dflash.draftfile.rows import Coded, Column, Ragged
 from dflash.engine.device.arrays import DRAFTED, ENDED, STARTED, VERIFIED, Arrays, Layout, Records
-from dflash.engine.device.law import LaneLaw, Laws
+from dflash.engine.device.law import Laws
 from dflash.engine.recorder.columns import ColumnMaker
 
 LIVE = 0
 REASONS = ("none", "eos", "length", "stop", "interrupted")
 
 Ints = NDArray[np.int64]
-
-
-class Place(NamedTuple):
-    """One lane's part of one of a chain's records."""
-
-    record: int
-    lane: int
 
 
 class RoundNumbers(NamedTuple):
@@ -69,13 +62,11 @@ class Chain(NamedTuple):
         cls,
         records: Records,
         numbers: RoundNumbers,
-        laws: Mapping[int, LaneLaw],
+        laws: NDArray[np.float64],
         texts: Sequence[str] | None = None,
     ) -> Chain:
-        """Rows of records, with the laws of their lanes."""
-        by_lane = np.zeros((max(laws) + 1, len(Laws._fields)))
-        by_lane[list(laws)] = [law.numbers for law in laws.values()]
-        return cls(records.flat, np.array(numbers), by_lane[numbers.lane].T, texts)
+        """Rows of records, with the `Laws` of their lanes as `[lanes, fields]`."""
+        return cls(records.flat, np.array(numbers), laws[numbers.lane].T, texts)
 
     @property
     def size(self) -> int:

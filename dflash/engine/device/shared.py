@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash.engine.lane import Lane
@@ -57,7 +58,7 @@ class RoundShared(NamedTuple):
         self.lanes.live[index] = 0
 
 
-def sent(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+def sent(values: Sequence[object] | NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor on its way to the device, for which nobody waits."""
-    made = torch.tensor(values, dtype=dtype)
+    made = torch.as_tensor(values, dtype=dtype)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

@@ -157,6 +157,13 @@ class Scheduler(ABC):
             seen: by scope.
         """
 
+    def passed(self, who: I64) -> None:  # noqa: B027
+        """Take in that a step of these scopes was asked for and has run, whatever it came to."""
+
+    def held(self, who: I64) -> int:
+        """For how many further steps of these scopes `ask` stays as it is, whatever is learned by then."""
+        return 0
+
     def facts(self, scopes: I64) -> dict[str, list[Any]]:
         """Return some scopes' states, each a column of JSON; names with an underscore are working memory."""
         return {name: column[scopes].tolist() for name, column in self.state.items() if name[0] != "_"}

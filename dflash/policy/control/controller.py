@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +30,34 @@ class Outcome(NamedTuple):
     survival: F64 = _NO_SURVIVAL
 
 
+class Ahead(NamedTuple):
+    """What a control asks for from now on.
+
+    Attributes:
+        coming: by step; the last goes for all further ones, unless something changes.
+        sure: steps for which that is decided already, if their load comes true.
+    """
+
+    coming: list[Asked]
+    sure: int
+
+    def at(self, step: int) -> Asked:
+        """What it asks for after so many steps."""
+        return self.coming[min(step, len(self.coming) - 1)]
+
+    def last(self, step: int, count: int) -> bool:
+        """Whether so many steps from this one on are of one shape, as far as is known."""
+        first = self.at(step)
+        return all(same_shape(self.at(step + more), first) for more in range(1, count))
+
+
+def same_shape(one: Asked, other: Asked) -> bool:
+    """Whether rounds of the same requests have the same lengths and branches."""
+    if one is other:
+        return True
+    return bool((one.length == other.length).all() and (one.branches == other.branches).all())
+
+
 class Controller:
     """Runs a control over the steps of a run, live or in a walk, the requests of a step side by side.
 
@@ -44,9 +71,11 @@ class Controller:
         self.control = control
         self.scheduler = control.scheduler(frame, 1 if control.streams else requests)
         self._late: deque[tuple[I64, Seen]] = deque()
+        self._ahead: tuple[tuple[bytes, int], Ahead] | None = None
 
     def open(self, who: I64) -> None:
         """Begin new requests under these numbers; a stream goes on."""
+        self._ahead = None
         if self.control.streams:
             return
         self.scheduler.reset(who)
@@ -56,32 +85,47 @@ class Controller:
         """Return what the next round of each of these requests is to be."""
         return self.scheduler.ask(self._scopes(who), load)
 
-    def foresee(self, who: I64, load: Load, steps: int) -> Asked:
-        """Return what `ask` will return after so many further steps, as far as that is decided by now.
+    def foresee(self, who: I64, load: Load) -> Ahead:
+        """Return what `ask` will return from now on, as far as that is decided by now.
 
-        It is where `steps` is no more than the control's delay and `load` comes true.
+        The answer for some requests stands until outcomes are told or a request begins, whatever the load's
+        context.
         """
-        held = self.scheduler.state
+        asked = (who.tobytes(), load.requests)
+        if self._ahead is None or self._ahead[0] != asked:
+            self._ahead = asked, self._look(who, load)
+        return self._ahead[1]
+
+    def _look(self, who: I64, load: Load) -> Ahead:
+        held, scopes, delay = self.scheduler.state, self._scopes(who), self.control.delay
         self.scheduler.state = {name: column.copy() for name, column in held.items()}
         try:
-            known = max(0, len(self._late) + steps - self.control.delay)
-            for scopes, seen in islice(self._late, known):
-                if len(scopes):
-                    self.scheduler.learn(scopes, seen)
-            return self.ask(who, load)
+            coming = []
+            for step in range(delay + 1):
+                coming.append(self.scheduler.ask(scopes, load))
+                self.scheduler.passed(scopes)
+                known = len(self._late) + step - delay
+                if 0 <= known < len(self._late):
+                    self._learn(self._late[known])
+            return Ahead(coming, delay + 1 + self.scheduler.held(scopes))
         finally:
             self.scheduler.state = held
 
     def tell(self, who: I64, outcome: Outcome) -> None:
         """Take in one step's rounds, at most one a request."""
+        self._ahead = None
+        self.scheduler.passed(self._scopes(who))
         seen = _seen(outcome)
         if self.control.streams:
             who, seen = np.zeros(1, dtype=np.int64), seen.each(lambda column: column.sum(keepdims=True))
         self._late.append((who, seen))
         if len(self._late) > self.control.delay:
-            scopes, seen = self._late.popleft()
-            if len(scopes):
-                self.scheduler.learn(scopes, seen)
+            self._learn(self._late.popleft())
+
+    def _learn(self, known: tuple[I64, Seen]) -> None:
+        scopes, seen = known
+        if len(scopes):
+            self.scheduler.learn(scopes, seen)
 
     def facts(self, request: int) -> dict[str, Any]:
         """Return the state that decides a request's next round, as `control_state` stores it."""

@@ -26,12 +26,16 @@ class Goodput(Learning):
     Attributes:
         weight: of the newest round in the moving average of acceptance.
         prior: acceptance before anything is known, which weighs as much as one draft.
-        shortest: the least length; at 0 it learns nothing more until the batch changes.
+        shortest: the least length; rounds at 0 teach nothing.
+        every: rounds between two choices, so that many may be queued in one shape.
+        again: rounds at 0 after which one choice is among other lengths, to learn; 0 never.
     """
 
     weight: float = field(default=0.1, metadata={"type": Number(0.0, 1.0, open_low=True)})
     prior: float = field(default=0.7, metadata={"type": Number(0.0, 1.0)})
     shortest: int = field(default=1, metadata={"type": Whole(0)})
+    every: int = field(default=16, metadata={"type": Whole(1)})
+    again: int = field(default=512, metadata={"type": Whole(0)})
 
     name = "goodput"
     summary = "the length with the most expected tokens per predicted step time, one for the whole batch"
@@ -58,22 +62,51 @@ class _Scheduler(Scheduler):
 
     def fresh(self, size: int) -> State:
         """Return scopes that know nothing; see `Scheduler.fresh`."""
-        return {**super().fresh(size), "accepted": np.zeros(size), "tried": np.zeros(size)}
+        whole = {name: np.zeros(size, dtype=np.int64) for name in ("held", "idle")}
+        return {**super().fresh(size), "accepted": np.zeros(size), "tried": np.zeros(size), **whole}
 
     def ask(self, who: I64, load: Load) -> Asked:
-        """Choose one length for the batch; see `Scheduler.ask`."""
-        known = self.state["known"][who] >= self.control.after
-        if known.any():
-            rate = np.where(known, self._rates(who), self.control.prior)
-            self.state["length"][who] = self._best(rate, load)
+        """Choose one length for the batch, or keep to the last choice; see `Scheduler.ask`."""
+        state = self.state
+        if (oldest := self._oldest(who)) >= 0:
+            state["length"][who] = state["length"][oldest]
+        else:
+            known = state["known"][who] >= self.control.after
+            if known.any():
+                rate = np.where(known, self._rates(who), self.control.prior)
+                state["length"][who] = self._best(rate, load, drafts=self._idled(who))
         return super().ask(who, load)
+
+    def passed(self, who: I64) -> None:
+        """Count the steps since the last choice, and those without a draft; see `Scheduler.passed`."""
+        state = self.state
+        held, decided = state["held"][who].max(), (state["known"][who] >= self.control.after).any()
+        state["held"][who] = held - 1 if held else (self.control.every - 1) * int(decided)
+        idle = state["length"][who].max() == 0
+        state["idle"][who] = state["idle"][who].max() + 1 if idle else 0
+
+    def held(self, who: I64) -> int:
+        """Steps until the next choice; see `Scheduler.held`."""
+        return int(self.state["held"][who].max())
 
     def learn(self, who: I64, seen: Seen) -> None:
         """Average drafts that were accepted, and those that had a chance; see `Scheduler.learn`."""
-        weight = self.control.weight
-        for name, value in (("accepted", seen.accepted), ("tried", seen.tried)):
-            self.state[name][who] = (1.0 - weight) * self.state[name][who] + weight * value
         self.state["known"][who] += 1
+        tried = seen.tried > 0
+        who, weight = who[tried], self.control.weight
+        for name, value in (("accepted", seen.accepted), ("tried", seen.tried)):
+            self.state[name][who] = (1.0 - weight) * self.state[name][who] + weight * value[tried]
+
+    def _oldest(self, who: I64) -> int:
+        """A scope that keeps to the last choice; new ones follow it. -1 if it is time for another choice."""
+        held = self.state["held"][who]
+        place = int(held.argmax())
+        return int(who[place]) if held[place] else -1
+
+    def _idled(self, who: I64) -> bool:
+        """Whether drafts are overdue."""
+        again = self.control.again
+        return bool(again) and int(self.state["idle"][who].max()) >= again
 
     def _rates(self, who: I64) -> F64:
         weight = self.control.weight
@@ -81,10 +114,13 @@ class _Scheduler(Scheduler):
         rate: F64 = (accepted + weight * self.control.prior) / (tried + weight)
         return rate
 
-    def _best(self, rate: F64, load: Load) -> int:
+    def _best(self, rate: F64, load: Load, *, drafts: bool) -> int:
+        """The length with the most tokens a second; `drafts` leaves 0 out where there is another."""
         tokens = np.cumsum(rate[:, None] ** np.arange(self.frame.longest + 1), axis=1).sum(axis=0)
         us = self._draft_us + self._verify(load)
-        return int(self.lengths[np.argmax(tokens[self.lengths] / np.maximum(us, _SHORTEST_US))])
+        worth = tokens[self.lengths] / np.maximum(us, _SHORTEST_US)
+        skipped = int(drafts and self.lengths[0] == 0 and len(self.lengths) > 1)
+        return int(self.lengths[skipped + np.argmax(worth[skipped:])])
 
     def _verify(self, load: Load) -> F64:
         """Microseconds of a forward by length; the last few are kept."""

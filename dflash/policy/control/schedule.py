@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 from dflash.policy.control.base import Asked, Control, Frame, Load, Scheduler, Seen
@@ -45,3 +46,7 @@ class _Scheduler(Scheduler):
     def learn(self, who: I64, seen: Seen) -> None:
         """Learn nothing but that rounds passed; see `Scheduler.learn`."""
         self.state["known"][who] += 1
+
+    def held(self, who: I64) -> int:
+        """The table reads nothing that is learned; see `Scheduler.held`."""
+        return sys.maxsize
