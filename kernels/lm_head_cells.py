@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from dflash.kernels.sort_keys import (
+    NO_KEY,
     NO_ORDER,
     TOP_ID,
     join_lists,
@@ -68,9 +69,13 @@ def _list_cells(order, ids, rounds, CELLS: tl.constexpr, LENGTH: tl.constexpr, N
 
 
 @triton.jit
-def keep_top(best, order, ids, CELLS: tl.constexpr, LENGTH: tl.constexpr, N: tl.constexpr):
-    """Put a tile's values into the best keys so far `[N, LENGTH]`, which rise."""
-    border = order_of_key(tl.min(best, 1))
+def keep_top(best, order, ids, reached, CELLS: tl.constexpr, LENGTH: tl.constexpr, N: tl.constexpr):
+    """Put a tile's values into the best keys so far `[N, LENGTH]`, which rise.
+
+    What is below the order `reached` of its row need not be kept.
+    """
+    below = tl.where(reached > NO_ORDER, reached - 1, NO_ORDER)
+    border = tl.maximum(order_of_key(tl.min(best, 1)), below)
     better = tl.sum(tl.sum((order > border[None, None, None, :]).to(tl.int32), 0), 1)
     rounds = tl.minimum(tl.max(tl.max(better, 1), 0), LENGTH)
     if rounds > 0:
@@ -88,7 +93,10 @@ def _logit_of(logits, ids, first):
 
 @triton.jit
 def leave_picks(PartPicks, PartLogits, at, order, logits, ids, live):
-    """Leave the keys of a tile's two highest scores, at 2 at and 2 at + 1, and their logits."""
+    """Leave the keys of a tile's two highest scores, at 2 at and 2 at + 1, and their logits.
+
+    Returns the keys of the highest.
+    """
     high, first = best_in_cells(order, ids)
     one, one_logit = key_of(high, first), _logit_of(logits, ids, first)
     high, second = best_in_cells(without(order, ids, first), ids)
@@ -102,3 +110,12 @@ def leave_picks(PartPicks, PartLogits, at, order, logits, ids, live):
     tl.store(PartPicks + 2 * at + 1, follower, mask=live)
     follows = rest == follower[None, :]
     tl.store(PartLogits + 2 * at + 1, tl.sum(tl.where(follows, rest_logit, 0.0), 0), mask=live)
+    return best
+
+
+@triton.jit
+def leave_none(PartPicks, at, live):
+    """Leave no pick."""
+    none = tl.zeros_like(at).to(tl.int64) + NO_KEY
+    tl.store(PartPicks + 2 * at, none, mask=live)
+    tl.store(PartPicks + 2 * at + 1, none, mask=live)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dflash.kernels import lm_head_plan as plan
 from dflash.kernels.lm_head_draw import finite, load_draw
 from dflash.kernels.race_noise import log_exponential, words_of_ids
 from dflash.kernels.sort_keys import (
@@ -18,6 +19,7 @@ from dflash.kernels.sort_keys import (
     value_of,
 )
 
+RACERS = tl.constexpr(plan.RACERS)
 # enough for a winner and a runner-up whose near scores are off by 1e-4
 SHORT = tl.constexpr(4)
 
@@ -122,7 +124,7 @@ def _store_absent(At, Found, row, asked, vocabulary, ASKED: tl.constexpr):
 @triton.jit(do_not_specialize=["rows_all", "parts", "tiles", "vocabulary", "asked", "top"])
 def merge_parts(
     Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks, PartLogits,
-    Values, Ids, Lse, Found, Choice, Logit, Lead, LseT,
+    Borders, Values, Ids, Lse, Found, Choice, Logit, Lead, LseT,
     rows_all, parts, tiles, vocabulary, asked, top,
     LISTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr, DRAWS: tl.constexpr,
     PURPOSES: tl.constexpr, PATHS: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
@@ -132,6 +134,8 @@ def merge_parts(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    group = tl.arange(0, 2 * TOP if TOP > 1 else 4)
+    tl.store(Borders + row * (TOP + RACERS) + group, NO_ORDER, mask=group < TOP + RACERS)
     highest = _store_top(PartKeys, Values, Ids, Map, row, parts, top, LISTS, TOP, MAPPED)
     tempered = highest
     if DRAWS:

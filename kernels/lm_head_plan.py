@@ -11,6 +11,8 @@ MAX_ASKED = 64
 MAX_PARTS = 512
 MAX_KEYS = 8192
 ROWS_A_TILE = 64
+# winner and runner-up of a race
+RACERS = 2
 # keys, and tiles' sums, that one warp of the merge holds
 KEYS_A_WARP = 512
 TILES_A_WARP = 256
@@ -63,7 +65,7 @@ HEAD_TILES: dict[tuple[int, int], HeadTile] = {
     (32, 2): HeadTile(128, 64, 4, 4, 264, None, 256),
     (64, 2): HeadTile(128, 64, 4, 3, 264, None, 256),
     (16, 4): HeadTile(64, 32, 4, 3, 264, None, 64),
-    (32, 4): HeadTile(64, 32, 8, 3, 264, None, 64),
+    (32, 4): HeadTile(32, 32, 8, 3, 264, None, 64),
     (64, 4): HeadTile(32, 16, 8, 3, 264, None, 64),
 }
 

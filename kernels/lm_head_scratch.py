@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dflash.kernels.errors import ShapeRefused
-from dflash.kernels.lm_head_plan import HeadPlan
+from dflash.kernels.lm_head_plan import RACERS, HeadPlan
 
 
 class HeadScratch(NamedTuple):
@@ -22,6 +22,9 @@ class HeadScratch(NamedTuple):
     """int64 `[rows, tiles, 2]`: the two best of each tile's race, as scores with their ids."""
     logits: Tensor
     """float32 `[rows, tiles, 2]`: their logits."""
+    borders: Tensor
+    """int32 `[rows, top + 2]`: orders that values of each row have reached, `lm_head_borders`; the lowest
+    between launches: the merge puts them back."""
 
 
 def make_head_scratch(hidden: Tensor, plan: HeadPlan) -> HeadScratch:
@@ -30,7 +33,8 @@ def make_head_scratch(hidden: Tensor, plan: HeadPlan) -> HeadScratch:
     keys = torch.empty((rows, plan.parts, plan.top), dtype=torch.int64, device=hidden.device)
     sums = torch.empty((3, rows, plan.tiles), dtype=torch.float32, device=hidden.device)
     picks = torch.empty((rows, plan.tiles, 2), dtype=torch.int64, device=hidden.device)
-    return HeadScratch(keys, sums, picks, torch.empty_like(picks, dtype=torch.float32))
+    borders = torch.full((rows, plan.top + RACERS), -(1 << 31), dtype=torch.int32, device=hidden.device)
+    return HeadScratch(keys, sums, picks, torch.empty_like(picks, dtype=torch.float32), borders)
 
 
 def fitting_head_scratch(scratch: HeadScratch | None, hidden: Tensor, plan: HeadPlan) -> HeadScratch:

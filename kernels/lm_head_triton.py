@@ -5,11 +5,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dflash.kernels import lm_head_plan as plan
 from dflash.kernels.cache_rows import prefetch_lines
-from dflash.kernels.lm_head_cells import in_cells, keep_top, leave_picks
+from dflash.kernels.lm_head_borders import floor_of, reach, reached
+from dflash.kernels.lm_head_cells import in_cells, keep_top, leave_none, leave_picks
 from dflash.kernels.lm_head_draw import finite, load_draw
-from dflash.kernels.race_noise import near_log_exponential, words_of_ids, words_of_tile
-from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, key_of, ordered, value_of
+from dflash.kernels.race_noise import near_log_exponential, near_uniform, words_of_ids, words_of_tile
+from dflash.kernels.sort_keys import (
+    NO_KEY,
+    NO_ORDER,
+    TOP_ID,
+    key_of,
+    order_of_key,
+    ordered,
+    value_of,
+)
+
+RACERS = tl.constexpr(plan.RACERS)
 
 
 @triton.jit
@@ -82,17 +94,57 @@ def _mapped_noise(
 
 @triton.jit
 def _race(
-    logits, ids, tempered, drawn, draw, Map, start, vocabulary,
-    BLOCK_V: tl.constexpr, N: tl.constexpr, CELLS: tl.constexpr, MAPPED: tl.constexpr,
+    logits, ids, tempered, drawn, noise,
+    vocabulary, BLOCK_V: tl.constexpr, N: tl.constexpr, CELLS: tl.constexpr,
 ):  # fmt: skip
     """The order of a tile's scores in the race, in cells, by noise that is good enough for a shortlist."""
     score = in_cells(logits * tempered[None, :], BLOCK_V, N, CELLS)
-    if MAPPED:
-        noise = _mapped_noise(draw, Map, start, vocabulary, BLOCK_V, N, CELLS)
-    else:
-        noise = in_cells(near_log_exponential(words_of_tile(start, *draw, BLOCK_V, N)), BLOCK_V, N, CELLS)
     order = ordered(score - tl.where(drawn[None, None, None, :], noise, 0.0))
     return tl.where(ids < vocabulary, order, NO_ORDER)
+
+
+@triton.jit
+def _any(hits):
+    return tl.max(tl.max(hits.to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def _leave_race(
+    PartPicks, PartLogits, Map, Temperatures, Positions, Purposes, Paths, Keys, at, live, rows_read, logits,
+    order, ids, least, start, vocabulary,
+    BLOCK_V: tl.constexpr, N: tl.constexpr, CELLS: tl.constexpr, PURPOSES: tl.constexpr, PATHS: tl.constexpr,
+    MAPPED: tl.constexpr,
+):  # fmt: skip
+    """Leave who may win each row's race, whose score is `least` or more; return the orders of the best."""
+    temperature = tl.load(Temperatures + rows_read)
+    drawn = temperature > 0
+    tempered = 1.0 / tl.where(drawn, temperature, 1.0)
+    inside = (start + tl.arange(0, BLOCK_V) < vocabulary)[:, None]
+    spread_logits = in_cells(logits, BLOCK_V, N, CELLS)
+    best = tl.full([N], NO_KEY, tl.int64)
+    if tl.max(drawn.to(tl.int32), 0) > 0:
+        draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
+        if MAPPED:
+            noise = _mapped_noise(draw, Map, start, vocabulary, BLOCK_V, N, CELLS)
+            race = _race(logits, ids, tempered, drawn, noise, vocabulary, BLOCK_V, N, CELLS)
+            best = leave_picks(PartPicks, PartLogits, at, race, spread_logits, ids, live)
+        else:
+            words = words_of_tile(start, *draw, BLOCK_V, N)
+            # a score of l / T - log E reaches `least` only if E, and so u, is no more than this
+            most = tl.exp(logits * tempered[None, :] - least[None, :])
+            chance = tl.where(drawn[None, :], near_uniform(words), 1.0)
+            if _any(inside & ((chance > most) == 0)):
+                noise = in_cells(near_log_exponential(words), BLOCK_V, N, CELLS)
+                race = _race(logits, ids, tempered, drawn, noise, vocabulary, BLOCK_V, N, CELLS)
+                best = leave_picks(PartPicks, PartLogits, at, race, spread_logits, ids, live)
+            else:
+                leave_none(PartPicks, at, live)
+    elif _any(inside & ((logits < least[None, :]) == 0)):
+        # at temperature 0 the race is that of the logits
+        best = leave_picks(PartPicks, PartLogits, at, order, spread_logits, ids, live)
+    else:
+        leave_none(PartPicks, at, live)
+    return order_of_key(best)
 
 
 @triton.jit
@@ -107,21 +159,25 @@ def _start(W, begin, offsets, vocabulary, stride_w, PREFETCH: tl.constexpr):
 
 @triton.jit
 def _judge(
-    best, logits, PartSums, PartPicks, PartLogits, Found, Map, At, Temperatures, Keys, Positions, Purposes,
-    Paths, first, rows_all, start, ids, vocabulary, asked,
+    best, logits, PartSums, PartPicks, PartLogits, Borders, Found, Map, At, Temperatures, Keys, Positions,
+    Purposes, Paths, first, rows_all, start, ids, vocabulary, asked,
     BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, CELLS: tl.constexpr, TOP: tl.constexpr,
     ASKED: tl.constexpr, DRAWS: tl.constexpr, PURPOSES: tl.constexpr, PATHS: tl.constexpr,
     MAPPED: tl.constexpr,
 ):  # fmt: skip
     """Leave what a tile of logits contributes to rows first…; the best keys so far are returned."""
-    rows = first + tl.arange(0, BLOCK_N)
+    rows, part = first + tl.arange(0, BLOCK_N), tl.program_id(1)
     live, rows_read = rows < rows_all, tl.minimum(rows, rows_all - 1)
     tiles = tl.cdiv(vocabulary, BLOCK_V)
     at = rows * tiles + start // BLOCK_V
     order = tl.where((ids < vocabulary)[:, None], ordered(logits), NO_ORDER)
     top = tl.max(order, 0)
+    if TOP > 1:
+        reach(Borders, rows, live, top, part, TOP + RACERS, 0, TOP)
+        border = reached(Borders, rows_read, TOP + RACERS, 0, TOP)
     tempered = value_of(top)
     if DRAWS:
+        least = floor_of(reached(Borders, rows_read, TOP + RACERS, TOP, RACERS))
         temperature = tl.load(Temperatures + rows_read)
         tempered = 1.0 / tl.where(temperature > 0, temperature, 1.0)
     _leave_sums(PartSums, at, rows_all * tiles, logits, value_of(top), tempered, live, DRAWS)
@@ -133,20 +189,15 @@ def _judge(
         lowest = tl.min(tl.where(order == top[None, :], ids[:, None], TOP_ID), 0)
         best = tl.maximum(best, key_of(top, lowest)[:, None])
     else:
-        best = keep_top(best, spread_order, spread, CELLS, TOP, BLOCK_N)
+        best = keep_top(best, spread_order, spread, border, CELLS, TOP, BLOCK_N)
     if DRAWS:
         # last, where fewest registers are taken
-        drawn = temperature > 0
-        spread_logits = in_cells(logits, BLOCK_V, BLOCK_N, CELLS)
-        if tl.max(drawn.to(tl.int32), 0) > 0:
-            draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
-            race = _race(
-                logits, spread, tempered, drawn, draw, Map, start, vocabulary, BLOCK_V, BLOCK_N, CELLS, MAPPED
-            )
-            leave_picks(PartPicks, PartLogits, at, race, spread_logits, spread, live)
-        else:
-            # at temperature 0 the race is that of the logits
-            leave_picks(PartPicks, PartLogits, at, spread_order, spread_logits, spread, live)
+        winner = _leave_race(
+            PartPicks, PartLogits, Map, Temperatures, Positions, Purposes, Paths, Keys, at, live, rows_read,
+            logits, spread_order, spread, least, start, vocabulary,
+            BLOCK_V, BLOCK_N, CELLS, PURPOSES, PATHS, MAPPED,
+        )  # fmt: skip
+        reach(Borders, rows, live, winner, part, TOP + RACERS, TOP, RACERS)
     return best
 
 
@@ -175,7 +226,7 @@ def _row_scale(Squares, rows_read, rows_all, width, scale, eps, parts, PARTS: tl
 @triton.jit(do_not_specialize=["rows_all", "vocabulary", "share", "asked", "scale", "eps", "norm_parts"])
 def score_chunks(
     X, W, Squares, Map, At, Temperatures, Keys, Positions, Purposes, Paths, PartKeys, PartSums, PartPicks,
-    PartLogits, Found,
+    PartLogits, Borders, Found,
     stride_x, stride_w, width, rows_all, vocabulary, share, asked, scale, eps, norm_parts,
     BLOCK_N: tl.constexpr, HALVES: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
     CELLS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, TOP: tl.constexpr,
@@ -214,13 +265,13 @@ def score_chunks(
                 # 17 rows are 32 with padding: half of them need no judgement
                 if first + HALF < rows_all:
                     more = _judge(
-                        more, others, PartSums, PartPicks, PartLogits, Found, Map, At, Temperatures, Keys,
-                        Positions, Purposes, Paths, first + HALF, rows_all, start, ids, vocabulary, asked,
-                        HALF, BLOCK_V, CELLS, TOP, ASKED, DRAWS, PURPOSES, PATHS, MAPPED,
+                        more, others, PartSums, PartPicks, PartLogits, Borders, Found, Map, At, Temperatures,
+                        Keys, Positions, Purposes, Paths, first + HALF, rows_all, start, ids, vocabulary,
+                        asked, HALF, BLOCK_V, CELLS, TOP, ASKED, DRAWS, PURPOSES, PATHS, MAPPED,
                     )  # fmt: skip
             best = _judge(
-                best, logits, PartSums, PartPicks, PartLogits, Found, Map, At, Temperatures, Keys, Positions,
-                Purposes, Paths, first, rows_all, start, ids, vocabulary, asked,
+                best, logits, PartSums, PartPicks, PartLogits, Borders, Found, Map, At, Temperatures, Keys,
+                Positions, Purposes, Paths, first, rows_all, start, ids, vocabulary, asked,
                 HALF, BLOCK_V, CELLS, TOP, ASKED, DRAWS, PURPOSES, PATHS, MAPPED,
             )  # fmt: skip
     _leave_best(PartKeys, best, first, rows_all, HALF, TOP)

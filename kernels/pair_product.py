@@ -7,6 +7,9 @@ import triton.language as tl
 
 from dflash.kernels.cache_rows import prefetch
 
+# numbers of splits that are unrolled, so that all are on their way; more would take too many registers
+MOST_AT_ONCE = tl.constexpr(4096)
+
 
 @triton.jit
 def enter(
@@ -121,21 +124,38 @@ def leave_split(
 
 
 @triton.jit
+def _add_split(
+    Parts, Squares, a_sum, b_sum, squares, split, tile, tiles,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    m, n = tl.arange(0, BLOCK_M), tl.arange(0, HALF)
+    place = (split * tiles + tile).to(tl.int64)
+    at = place * (2 * BLOCK_M * HALF) + m[:, None] * HALF + n[None, :]
+    a_sum += tl.load(Parts + at, cache_modifier=".cg")
+    b_sum += tl.load(Parts + at + BLOCK_M * HALF, cache_modifier=".cg")
+    if NORM:
+        squares += tl.load(Squares + place * BLOCK_M + m, cache_modifier=".cg")
+    return a_sum, b_sum, squares
+
+
+@triton.jit
 def sum_splits(
     Parts, Squares, Tickets, tile, tiles,
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, SPLITS: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Add up the splits of a tile in their order, whoever ended last, and put its counter back."""
-    m, n = tl.arange(0, BLOCK_M), tl.arange(0, HALF)
     a_sum = tl.zeros([BLOCK_M, HALF], tl.float32)
     b_sum = tl.zeros([BLOCK_M, HALF], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
-    for split in range(SPLITS):
-        place = (split * tiles + tile).to(tl.int64)
-        at = place * (2 * BLOCK_M * HALF) + m[:, None] * HALF + n[None, :]
-        a_sum += tl.load(Parts + at, cache_modifier=".cg")
-        b_sum += tl.load(Parts + at + BLOCK_M * HALF, cache_modifier=".cg")
-        if NORM:
-            squares += tl.load(Squares + place * BLOCK_M + m, cache_modifier=".cg")
+    if SPLITS * BLOCK_M * HALF <= MOST_AT_ONCE:
+        for split in tl.static_range(SPLITS):
+            a_sum, b_sum, squares = _add_split(
+                Parts, Squares, a_sum, b_sum, squares, split, tile, tiles, BLOCK_M, HALF, NORM
+            )
+    else:
+        for split in range(SPLITS):
+            a_sum, b_sum, squares = _add_split(
+                Parts, Squares, a_sum, b_sum, squares, split, tile, tiles, BLOCK_M, HALF, NORM
+            )
     tl.store(Tickets + tile, 0)
     return a_sum, b_sum, squares

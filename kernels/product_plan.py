@@ -15,7 +15,7 @@ MEDIUM_WEIGHT = 1 << 24
 DEEP = 1024
 LONG = 8192
 WIDE = 16384
-LEAST_SPLIT = 512
+LEAST_SPLIT = 256
 
 
 class ProductTile(NamedTuple):
@@ -90,6 +90,13 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("rows", 16, "wide"): ProductTile(64, 64, 4, 9, 132, True, 512, True),
     ("rows", 32, "wide"): ProductTile(64, 64, 4, 9, 132, True, 512, True),
     ("rows", 64, "wide"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
+}
+
+# where a norm of heads keeps each head in one program; half of them at least, as heads are
+HEAD_TILES: dict[int, ProductTile] = {
+    16: ProductTile(64, 128, 4, 4, 132, False, 512, False),
+    32: ProductTile(64, 64, 4, 6, 132, True, 512, False),
+    64: ProductTile(64, 64, 4, 6, 132, True, 512, False),
 }
 
 

@@ -12,7 +12,7 @@ from dflash.kernels.attention_plan import Mode
 from dflash.kernels.errors import ShapeRefused
 from dflash.kernels.product_checks import check_product, check_tensor, output_like
 from dflash.kernels.product_launch import launch_options
-from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
+from dflash.kernels.product_plan import HEAD_TILES, ProductPlan, ProductTile, block_of, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
 from dflash.kernels.row_norm import Norm, check_norm, launch_norm, normed
 
@@ -94,13 +94,12 @@ def qkv_plan(
     *, whole_heads: bool = False,
 ) -> ProductPlan:  # fmt: skip
     """The launch of a `qkv_rope` with so many heads of all three kinds, for `product_scratch`."""
-    plan = product_plan("qkv", rows, heads * head // 2, depth, mode, tile, group=head // 2)
-    if not whole_heads or plan.tile.half >= head // 2:
-        return plan
-    # a norm of heads needs each head in one program; its tiles are larger, so fewer are in flight
-    half, block_k = 1 << (head // 2 - 1).bit_length(), min(plan.tile.block_k, 128)
-    widest = plan.tile._replace(half=half, block_k=block_k, stages=min(plan.tile.stages, 4))
-    return product_plan("qkv", rows, heads * head // 2, depth, mode, widest, group=head // 2)
+    if whole_heads:
+        half = 1 << (head // 2 - 1).bit_length()
+        widest = tile or HEAD_TILES[block_of(rows, mode)]
+        if widest.half < half or tile is None:
+            tile = widest._replace(half=half, swap=widest.swap and half >= 64)
+    return product_plan("qkv", rows, heads * head // 2, depth, mode, tile, group=head // 2)
 
 
 def _check_caches(x: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:

@@ -29,9 +29,15 @@ def words_of_tile(start, position, purpose, path, k0, k1, BLOCK_V: tl.constexpr,
 
 
 @triton.jit
+def near_uniform(word):
+    """u to a float32's precision; E = -log(1 - u) is never less."""
+    return (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+
+
+@triton.jit
 def near_log_exponential(word):
     """log E to 1e-4: good enough for a shortlist."""
-    u = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    u = near_uniform(word)
     small = u * (1.0 + u * (0.5 + u * (0.33333334 + u * 0.25)))
     return tl.log(tl.where(u < 0.015625, small, -tl.log(1.0 - u)))
 

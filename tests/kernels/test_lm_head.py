@@ -288,3 +288,16 @@ def test_scratch_and_outputs_serve_again() -> None:
     bare = lm_head_topk(case.hidden, case.weight, 3, tile=SMALL)
     assert bare.asked is bare.choice is None
     assert torch.equal(bare.ids, first.ids)
+
+
+def test_what_other_programs_have_met_changes_nothing() -> None:
+    """Borders may be anything that as many values have reached as are wanted, and are put back."""
+    case = make_head(5, 200, 16, whole=True)
+    scratch = head_scratch(case.hidden, case.weight, 8, tile=SMALL)
+    lowest = scratch.borders.clone()
+    first = score(case, 8, scratch=scratch)
+    assert torch.equal(scratch.borders, lowest)
+    bits = first.values[:, -1:].view(torch.int32)
+    scratch.borders[:, :8] = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    assert same_bits(score(case, 8, scratch=scratch), first)
+    assert torch.equal(scratch.borders, lowest)
