@@ -10,6 +10,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,7 +26,16 @@ from dflash.engine.recorder.child import PATIENCE
 from dflash.engine.recorder.process import ProcessRecorder
 from dflash.engine.recorder.ring import ReaderGone, RingReader, RingWriter
 from dflash.engine.recorder.unmade import Unmade
-from dflash.engine.recorder.wire import dumps, framed, loads, packed_row, unframed, unpacked_row
+from dflash.engine.recorder.wire import (
+    Forms,
+    dumps,
+    framed,
+    is_form,
+    loads,
+    packed_row,
+    unframed,
+    unpacked_row,
+)
 
 LINES = [
     {"prompt": "one two one two"},
@@ -146,6 +156,43 @@ def test_a_message_arrives_as_it_was_said(which, data):
         np.testing.assert_array_equal(one, other)
         assert one.dtype == other.dtype
         assert one.ctypes.data % one.itemsize == 0
+
+
+class Pair3(NamedTuple):
+    """Values of three fields."""
+
+    first: Any
+    second: Any
+    third: Any
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([tuple, Pair3]), st.lists(st.sampled_from(range(len(ARRAYS) + 2)), max_size=3)
+        ),
+        max_size=4,
+    )
+)
+def test_tuples_of_arrays_arrive_as_they_were_whatever_came_before(which):
+    others = [None, ["a", "b"]]
+    writer, reader = Forms(), Forms()
+    for kind, places in which:
+        values = [[*ARRAYS, *others][place] for place in places]
+        said = kind(values) if kind is tuple else kind(*values, *[None] * (3 - len(values)))
+        text = b"".join(writer.framed((7, b"known"), said))
+        assert is_form(text)
+        *known, found = reader.unframed(text)
+        assert (known, type(found), len(found)) == ([7, b"known"], kind, len(said))
+        for one, other in zip(found, said, strict=True):
+            if isinstance(other, np.ndarray):
+                np.testing.assert_array_equal(one, other)
+                assert one.dtype == other.dtype
+                assert not one.flags.writeable
+                assert one.ctypes.data % one.itemsize == 0
+            else:
+                assert one == other
+    assert not is_form(b"".join(framed("row", 1)))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +329,7 @@ def test_rows_that_are_made_where_they_are_recorded_are_the_same(
     def unmade(self, lane, found):
         if found["kind"] != 0 or found["round"] % 3 == 2:
             return row(self, lane, found)
-        self.unmade({lane.index: lane}, Unmade.now(np.array([lane.index]), maker, [found], 100))
+        self.unmade({lane.index: lane}, Unmade.now(np.array([lane.index]), maker, (found,), 100))
 
     monkeypatch.setattr(Metrics, "row", unmade)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))

@@ -7,16 +7,18 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from dflash.engine.output import RecorderPlan, open_here
 from dflash.engine.recorder.recorder import Recorder
 from dflash.engine.recorder.ring import COUNT, RingReader
 from dflash.engine.recorder.unmade import Maker, Unmade
-from dflash.engine.recorder.wire import FarLane, dumps, unframed, unpacked_row
+from dflash.engine.recorder.wire import FarLane, Forms, dumps, is_form, unframed, unpacked_row
 from dflash.errors import DflashError
 
 SECONDS = 0.2
@@ -53,6 +55,7 @@ class RecorderChild:
         self._recorder: Recorder | None = None
         self._lanes: dict[int, FarLane] = {}
         self._makers: list[Maker] = []
+        self._forms = Forms()
         self.left: Path | None = None
 
     def serve(self) -> None:
@@ -83,11 +86,12 @@ class RecorderChild:
 
     def _record(self, recorder: Recorder, messages: Iterator[bytes]) -> None:
         for message in messages:
+            if is_form(message):
+                self._unmade(recorder, *self._forms.unframed(message))
+                continue
             match unframed(message):
                 case "row", index, row:
                     recorder.row(self._lanes[index], unpacked_row(row))
-                case "unmade", maker, (lanes, *rest):
-                    recorder.unmade(self._lanes, Unmade(lanes, self._makers[maker], *rest))
                 case "maker", maker:
                     self._makers.append(maker)
                 case "opened", index, request:
@@ -109,6 +113,18 @@ class RecorderChild:
                     break
         self.left = recorder.leave()
         self.reply("left", self.left)
+
+    def _unmade(
+        self,
+        recorder: Recorder,
+        maker: int,
+        lanes: bytes,
+        size: int,
+        started_at: datetime,
+        part: tuple[Any, ...],
+    ) -> None:
+        where = np.frombuffer(lanes, np.int64)
+        recorder.unmade(self._lanes, Unmade(where, self._makers[maker], part, size, started_at))
 
     def _idle(self) -> float | None:
         """Sync what waits for it; the decoding process may be busy with something else for long."""

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from dflash.engine.output import RecorderPlan
 from dflash.engine.recorder.recorder import Pressure, Totals
 from dflash.engine.recorder.ring import COUNT, ReaderGone, RingWriter
 from dflash.engine.recorder.unmade import Maker, Unmade
-from dflash.engine.recorder.wire import AskedRequest, framed, loads, packed_row
+from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loads, packed_row
 from dflash.engine.request import Request
 from dflash.errors import DflashError
 
@@ -73,6 +73,7 @@ class ProcessRecorder:
         self._over = False
         self._error: Exception | None = None
         self._makers: dict[int, tuple[int, Maker]] = {}
+        self._forms = Forms()
         self.keeps = 0
 
     def begin(self) -> None:
@@ -113,7 +114,8 @@ class ProcessRecorder:
             self._makers[id(maker)] = len(self._makers), maker
             self._say("maker", maker)
         place, _ = self._makers[id(maker)]
-        self._say("unmade", place, (rows.lanes, rows.part, rows.size, rows.started_at), rows=len(rows.lanes))
+        known = place, rows.lanes.tobytes(), rows.size, rows.started_at
+        self._put(self._forms.framed(known, rows.part), len(rows.lanes))
 
     def closed(self, lane: Lane) -> None:
         """As `Recorder.closed`."""
@@ -162,11 +164,14 @@ class ProcessRecorder:
         os.close(self._replies)
         self._process.wait()
 
-    def _say(self, *message: Any, rows: int = 1) -> None:
+    def _say(self, *message: Any) -> None:
+        self._put(framed(*message), 1)
+
+    def _put(self, message: Sequence[Buffer], rows: int) -> None:
         if self._error is not None:
             raise self._error
         try:
-            self._ring.put(*framed(*message), rows=rows)
+            self._ring.put(*message, rows=rows)
         except ReaderGone:
             self._fail(self._last_words())
 

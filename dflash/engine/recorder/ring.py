@@ -23,6 +23,10 @@ COUNT = struct.Struct("<Q")
 # of each pipe, where the system can: forty thousand pieces may lie there while a reader starts
 PIPE = 1 << 20
 MOST_ACKNOWLEDGED = COUNT.size * 8192
+# messages after which the writer learns how far the reader is, though there is room
+LEARN_EVERY = 256
+# parts that come to less take less time in one piece
+SMALL = 1 << 16
 
 
 class ReaderGone(Exception):
@@ -101,6 +105,8 @@ class RingWriter:
                 self._put((piece,), len(piece), start + largest < size)
         self._ends.append((self._head, rows))
         self._rows += rows
+        if len(self._ends) % LEARN_EVERY == 0:
+            self._learn()
 
     def close(self) -> None:
         """Tell the other end that no more will come."""
@@ -114,7 +120,7 @@ class RingWriter:
         skipped = self.capacity - start if start + size > self.capacity else 0
         self._await(skipped + size)
         start = end = (self._head + skipped) % self.capacity
-        for part in piece:
+        for part in [b"".join(piece)] if size <= SMALL else piece:
             self._map[end : end + len(part)] = part
             end += len(part)
         self._head += skipped + size
@@ -134,6 +140,8 @@ class RingWriter:
                 return
 
     def _await(self, size: int) -> None:
+        if self.capacity - (self._head - self._tail) >= size:
+            return
         self._learn()
         if self.capacity - (self._head - self._tail) >= size:
             return

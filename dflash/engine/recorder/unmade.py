@@ -39,19 +39,19 @@ class Unmade(NamedTuple):
     Attributes:
         lanes: `[rows]` index of the lane of each.
         maker: Of one engine's rows.
-        part: What the maker makes them of; it must pickle, best as few arrays.
+        part: What the maker makes them of: arrays, and few other things that pickle.
         size: Bytes of it.
         started_at: When they were handed over.
     """
 
     lanes: Ints
     maker: Maker
-    part: Any
+    part: tuple[Any, ...]
     size: int
     started_at: datetime
 
     @classmethod
-    def now(cls, lanes: Ints, maker: Maker, part: Any, size: int) -> Unmade:
+    def now(cls, lanes: Ints, maker: Maker, part: tuple[Any, ...], size: int) -> Unmade:
         """Rows as of now."""
         return cls(lanes, maker, part, size, datetime.now(UTC))
 

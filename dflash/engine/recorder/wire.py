@@ -5,13 +5,20 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 # arrays begin at multiples of this, as numpy likes them
 ALIGNED = 16
+_GAPS = [bytes(-size % ALIGNED) for size in range(ALIGNED)]
 _SIZE = struct.Struct("<Q")
+# no pieces, bytes of the form, bytes of what is no array
+_HEAD = struct.Struct("<QQQ8x")
+# above this, a copy costs more than a piece of its own
+_SMALL = 1 << 16
 
 Buffer = bytes | memoryview
 
@@ -79,6 +86,94 @@ def framed(*message: Any) -> list[Buffer]:
     return found
 
 
+class _Form(NamedTuple):
+    """What messages of a form have in common: the kind of their tuple; arrays as type, shape and place."""
+
+    kind: type
+    arrays: list[tuple[np.dtype[Any], tuple[int, ...], int] | None]
+    end: int
+
+
+class Forms:
+    """Frames tuples of arrays several times faster than `framed`, as most of them are alike.
+
+    A message is the sizes of two pickles, what all messages of the form have in common, the arrays, and the
+    tuple's other values.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[Any, ...], bytes] = {}
+        self._heard: dict[bytes, _Form] = {}
+
+    def framed(self, known: tuple[Any, ...], values: tuple[Any, ...]) -> list[Buffer]:
+        """A message: a tuple of plain things, and one some of whose values are arrays.
+
+        `unframed` gives it as one tuple, the values, in a tuple of their kind, last.
+        """
+        key: list[Any] = [type(values)]
+        pieces: list[Buffer] = []
+        others = []
+        for value in values:
+            if type(value) is np.ndarray:
+                key += value.dtype.char, value.shape
+                pieces += _bytes_of(value), _gap(value.nbytes)
+            else:
+                key.append(None)
+                others.append(value)
+        form = self._said.get(said := tuple(key))
+        if form is None:
+            form = self._said[said] = _form(values)
+        rest = pickle.dumps((known, others), pickle.HIGHEST_PROTOCOL)
+        return [_HEAD.pack(0, len(form), len(rest)), form, *pieces, rest]
+
+    def unframed(self, text: bytes) -> tuple[Any, ...]:
+        """A message that `framed` made, here or elsewhere; its arrays lie in `text`."""
+        _, size, last = _HEAD.unpack_from(text)
+        start = _HEAD.size + size
+        said = text[_HEAD.size : start]
+        form = self._heard.get(said)
+        if form is None:
+            form = self._heard[said] = _placed(*pickle.loads(said))
+        known, others = pickle.loads(memoryview(text)[start + form.end : start + form.end + last])
+        others = iter(others)
+        values = [
+            next(others) if array is None else np.ndarray(array[1], array[0], text, start + array[2])
+            for array in form.arrays
+        ]
+        return *known, tuple.__new__(form.kind, values)
+
+
+def _form(values: tuple[Any, ...]) -> bytes:
+    told = [(value.dtype.str, value.shape) if type(value) is np.ndarray else None for value in values]
+    text = pickle.dumps((type(values), told), pickle.HIGHEST_PROTOCOL)
+    return text + _gap(len(text))
+
+
+def _placed(kind: type, told: list[tuple[str, tuple[int, ...]] | None]) -> _Form:
+    arrays: list[tuple[np.dtype[Any], tuple[int, ...], int] | None] = []
+    start = 0
+    for each in told:
+        if each is None:
+            arrays.append(None)
+            continue
+        dtype = np.dtype(each[0])
+        arrays.append((dtype, each[1], start))
+        size = dtype.itemsize * prod(each[1])
+        start += size + len(_gap(size))
+    return _Form(kind, arrays, start)
+
+
+def _bytes_of(array: NDArray[Any]) -> Buffer:
+    if array.nbytes <= _SMALL:
+        return array.tobytes()
+    return memoryview(np.ascontiguousarray(array)).cast("B")
+
+
+def is_form(text: bytes) -> bool:
+    """Whether a message is of `Forms`."""
+    return _SIZE.unpack_from(text)[0] == 0
+
+
 def unframed(text: bytes) -> tuple[Any, ...]:
     """The message that `framed` made; its arrays lie in `text` and cannot be written to."""
     view, (count,) = memoryview(text), _SIZE.unpack_from(text)
@@ -94,7 +189,7 @@ def unframed(text: bytes) -> tuple[Any, ...]:
 
 
 def _gap(size: int) -> bytes:
-    return bytes(-size % ALIGNED)
+    return _GAPS[size % ALIGNED]
 
 
 def _packed(value: Any) -> Any:

@@ -1,0 +1,170 @@
+"""What recording costs the host, on made-up rows: the decoding process's share, and the recorder's.
+
+`python -m dflash.bench.handover` prints both at 1, 8 and 64 lanes, whose requests end one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import process_time
+from typing import Any
+
+from dflash.bench.handover_rows import TAPS, TOP, Case, Rounds, prefill_row
+from dflash.bench.replay_files import Made, header
+from dflash.engine.lane import Lane
+from dflash.engine.output import Part, RecorderPlan
+from dflash.engine.recorder.process import ProcessRecorder, open_process
+from dflash.engine.recorder.unmade import Unmade
+from dflash.engine.request import Request
+from dflash.target.sampling import Sampling
+
+PROMPT = "Tell me, step by step and at length, how a lighthouse works. " * 8
+LANES, CHAINS = (1, 8, 64), {0: 4, 7: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What it took.
+
+    Attributes:
+        row_us: of the decoding process, a row.
+        request_us: of the decoding process, for the start and the end of a request.
+        recorder_us: of the recorder's processor time a row, its start left out.
+        blocked: seconds.
+    """
+
+    rows: int
+    row_us: float
+    request_us: float
+    recorder_us: float
+    blocked: float
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Processor time of this process, summed over calls."""
+
+    seconds: float = 0.0
+
+    def run(self, call: Callable[..., Any], *given: Any) -> None:
+        """Call, and count how long that took."""
+        begun = process_time()
+        call(*given)
+        self.seconds += process_time() - begun
+
+
+class _Decoding:
+    """Hands over rounds as an engine does: a lane whose request ends takes the next one."""
+
+    def __init__(self, case: Case, recorder: ProcessRecorder) -> None:
+        self.case, self.recorder, self.rounds = case, recorder, Rounds(case)
+        self.row_clock, self.request_clock = _Clock(), _Clock()
+        self.rows = self.opened = 0
+        self.chains = case.rounds // case.chain
+
+    def run(self) -> None:
+        """Hand over all requests."""
+        case = self.case
+        lanes = {index: self._open(index) for index in range(case.lanes)}
+        begun, number = [0] * case.lanes, 0
+        # the first ones are shorter, so that they end one after the other
+        last = [self.chains * (index + 1) // case.lanes for index in range(case.lanes)]
+        while self.opened < case.requests + case.lanes:
+            chain = self.rounds.chain(number, begun, last)
+            self.row_clock.run(self._rounds, lanes, chain)
+            number += 1
+            for index in [index for index, end in enumerate(last) if end < number]:
+                self._close(lanes[index])
+                lanes[index], begun[index], last[index] = self._open(index), number, number + self.chains - 1
+        for lane in lanes.values():
+            self._close(lane)
+
+    def _rounds(self, lanes: dict[int, Lane], chain: Any) -> None:
+        self.recorder.unmade(lanes, Unmade.now(chain.numbers[1], self.rounds.maker, chain, chain.size))
+        self.rows += chain.numbers.shape[1]
+
+    def _open(self, index: int) -> Lane:
+        order = self.opened
+        request = Request(
+            f"request-{order:06d}", [5] * 128, PROMPT, Sampling(0.0), 0, self.case.rounds, order=order
+        )
+        lane = Lane.start(index, request, frozenset(), None, None)
+        row = prefill_row(request)
+        self.request_clock.run(self.recorder.opened, lane)
+        self.request_clock.run(self.recorder.row, lane, row)
+        self.opened += 1
+        self.rows += 1
+        return lane
+
+    def _close(self, lane: Lane) -> None:
+        self.request_clock.run(self.recorder.closed, lane)
+        self.request_clock.run(self.recorder.ended, lane.request.order)
+
+
+def measure(case: Case) -> Cost:
+    """Record a case in a process of its own."""
+    idle = _recorded(case._replace(requests=0))
+    whole = _recorded(case)
+    rows, requests = whole.decoding.rows - idle.decoding.rows, whole.decoding.opened
+    live = whole.decoding.rows - requests
+    return Cost(
+        rows,
+        1e6 * whole.decoding.row_clock.seconds / live,
+        1e6 * whole.decoding.request_clock.seconds / requests,
+        1e6 * (whole.seconds - idle.seconds) / rows,
+        whole.blocked,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    decoding: _Decoding
+    seconds: float
+    blocked: float
+
+
+def _recorded(case: Case) -> _Recorded:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with TemporaryDirectory() as folder:
+        made = header(Made(1, dense=True, length=case.length)) | {"store_topk": TOP, "lanes": case.lanes}
+        made |= {"dense": False, "features": {"mode": "fingerprint", "hidden": TAPS // 3, "taps": []}}
+        if case.features:
+            made["features"] |= {"mode": "all", "encoding": "bf16"}
+        plan = RecorderPlan(
+            Path(folder) / "run.parquet", made, Part("made", 0, 1), 5.0, False, False, True, True
+        )
+        with open_process(plan) as recorder:
+            decoding = _Decoding(case, recorder)
+            decoding.run()
+            recorder.finish()
+            blocked = recorder.pressure.blocked_seconds
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = sum(getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime"))
+    return _Recorded(decoding, used, blocked)
+
+
+def main() -> None:
+    """Print a line for each number of lanes, plain and with chains of 7."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=30_000, help="live rows of each case, about")
+    parser.add_argument("--features", action="store_true", help="keep whole hidden states")
+    given = parser.parse_args()
+    print("lanes length      rows   us/row us/request  recorder us/row  blocked s")
+    for length, chain in CHAINS.items():
+        for lanes in LANES:
+            case = Case(lanes, chain, length, max(lanes, given.rows // 64), features=given.features)
+            cost = measure(case)
+            print(
+                f"{lanes:5} {length:6} {cost.rows:9} {cost.row_us:8.2f} {cost.request_us:10.1f} "
+                f"{cost.recorder_us:16.2f} {cost.blocked:10.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Made-up rows for a recorder: chains of device rounds, and the first row of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dflash.bench.replay_files import VOCAB
+from dflash.engine.device.arrays import Records
+from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
+from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
+from dflash.engine.recorder.columns import ColumnMaker
+from dflash.engine.request import Request
+from dflash.kernels.round_lanes import RoundTree
+
+TOP, POOL, TAPS = 16, 8, 3 * 576
+
+
+class Case(NamedTuple):
+    """What is recorded.
+
+    Attributes:
+        chain: rounds that are handed over at once.
+        length: of drafts; 0 is plain decoding.
+        rounds: of a request.
+        features: whether whole hidden states are kept.
+    """
+
+    lanes: int
+    chain: int
+    length: int
+    requests: int
+    rounds: int = 64
+    features: bool = False
+
+
+class Rounds:
+    """Chains of made-up rounds of a tree."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        tree = RoundTree.make(case.length, 1, case.lanes, "cpu")
+        sizes = RecordSizes(case.lanes, TOP, TOP if case.length else 2, TAPS, case.features)
+        fields = record_fields(sizes, tree)
+        self.layout = layout_of(fields)
+        parents = tree.parents[0].tolist() if tree.nodes else []
+        self.maker = RoundRows(self.layout, ColumnMaker(parents, tree.expanded, 1, TOP))
+        rng, shape = np.random.default_rng(1), (case.chain, record_words(fields))
+        self.pool = [self._filled(rng, np.zeros(shape, np.int32)) for _ in range(POOL)]
+
+    def _filled(self, rng: np.random.Generator, flat: Any) -> Any:
+        found = Records.of(flat, self.layout)
+        for name, values in found.items():
+            if name == "times":
+                values[:] = np.arange(1, 5) * 200_000 + rng.integers(0, 1000, values.shape)
+            elif values.dtype.kind == "f":
+                values[:] = np.abs(rng.normal(size=values.shape)) * 5
+            else:
+                values[:] = rng.integers(0, VOCAB, values.shape)
+        for name in ("slot_logits", "draft_logits"):
+            found[name][:] = -np.sort(-found[name], -1)
+        found["confidence"][:] = found["lse_p"][:] = np.nan
+        found["lse"][:] += 40
+        found["count"][:] = rng.integers(0, self.case.length + 1, found["count"].shape)
+        found["path"][:] = np.arange(self.case.length)
+        return flat
+
+    def chain(self, number: int, begun: Sequence[int], last: Sequence[int]) -> Chain:
+        """The chain of this number, of lanes whose requests begin and end with these chains."""
+        lanes, rounds = self.case.lanes, self.case.chain
+        record, lane = (each.reshape(-1) for each in np.mgrid[:rounds, :lanes])
+        flat = self.pool[number % POOL].copy()
+        counts = Records.of(flat, self.layout)["count"][record, lane]
+        first = (number - np.array(begun)[lane]) * rounds
+        ends = (number == np.array(last)[lane]) & (record == rounds - 1)
+        shape = np.full((2, len(record)), [[self.case.length], [min(1, self.case.length)]])
+        numbers = RoundNumbers(
+            record, lane, first + record, counts + 1, np.where(ends, 2, 0), np.full(len(record), lanes),
+            number * rounds + record, *shape,
+        )  # fmt: skip
+        return Chain(flat, np.array(numbers), np.zeros((4, len(record))))
+
+
+def prefill_row(request: Request) -> Mapping[str, Any]:
+    """A first row as the judge makes it."""
+    one, none = np.array([7.0], np.float32), np.array([np.nan], np.float32)
+    floats, ids = np.empty(0, np.float32), np.empty(0, np.int32)
+    names = ("rank", "logq", "draft_gap", "margin", "confidence", "logp", "target_logit", "mass_above")
+    row: dict[str, Any] = {f"node_{name}": floats for name in (*names, "residual_mass")}
+    row |= dict.fromkeys(("slot_choice_logit", "slot_gap", "slot_lse", "slot_entropy"), one)
+    row |= dict.fromkeys(("draft_lse", "slot_cut_gap", "slot_lse_p"), none)
+    row |= dict.fromkeys(("node_token", "draft_topk_token", "node_residual_token"), ids)
+    row |= dict.fromkeys(("draft_topk_logit", "draft_topk_target_logit"), floats)
+    tokens = request.prompt_tokens
+    return row | {
+        "kind": 2, "round": -1, "accepted_nodes": [], "bonus_token": 7, "emitted": 1, "truncated_by": "none",
+        "draft_length": 0, "branches": 0, "context_length": len(tokens), "verify_us": 1.0, "round_us": 1.0,
+        "anchor_position": len(tokens) - 1, "anchor_token": tokens[-1], "batch_size": 1,
+        "node_parent": np.empty(0, np.int16), "node_source": np.empty(0, np.int8),
+        "slot_argmax": np.array([7], np.int32), "slot_choice": np.array([7], np.int32),
+        "slot_cutoff": np.array([-np.inf], np.float32), "slot_topk_token": np.arange(TOP, dtype=np.int32),
+        "slot_topk_logit": np.arange(TOP, 0, -1, dtype=np.float32),
+        "feature_fingerprint": np.zeros(16, np.float32), "prompt_tokens": tokens,
+        "prompt_text": request.prompt_text, "request_info": request.info_json(),
+    }  # fmt: skip
