@@ -69,7 +69,7 @@ def step(
 ) -> None:
     """Time rounds in several shapes and lanes, and fit a step-time profile to them.
 
-    A round takes draft(length, branches) + verify(nodes, batch, context). `dflash tune`, `replay` and
+    A round takes draft(length, branches, batch) + verify(nodes, batch, context). `dflash tune`, `replay` and
     `record` read the profile with --cost.
     """
     check_outputs([output], (), overwrite)

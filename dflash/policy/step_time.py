@@ -1,6 +1,6 @@
 """How long a round takes on one machine: a profile that schedulers and cost models read instead of a clock.
 
-round = draft(length, branches) + verify(nodes, batch, context), in microseconds.
+round = draft(length, branches, batch) + verify(nodes, batch, context), in microseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy.typing as npt
 from dflash.policy.errors import BadStepTime
 from dflash.policy.noise import F64, I64
 
-_DRAFT, _VERIFY = ("length", "branches"), ("nodes", "batch", "context")
+_DRAFT, _VERIFY = ("length", "branches", "batch"), ("nodes", "batch", "context")
+# of profiles that say of no batch what drafting takes, which older ones never do
+_ANY_BATCH = _DRAFT[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class StepTime:
     """The profile of one target, drafter and machine.
 
     Attributes:
-        draft_us: over (length, branches): drafting for the whole batch.
+        draft_us: over (length, branches, batch): drafting for the whole batch; without the last axis, it
+            takes as long for any.
         verify_us: over (nodes, batch, context): the target's forward and the decision, with `nodes` drafted
             nodes and `context` tokens for each of `batch` requests.
     """
@@ -75,13 +78,18 @@ class StepTime:
     verify_us: Grid
 
     def __post_init__(self) -> None:
-        for grid, axes in ((self.draft_us, _DRAFT), (self.verify_us, _VERIFY)):
+        for grid, axes in ((self.draft_us, self._draft_axes), (self.verify_us, _VERIFY)):
             if len(grid.axes) != len(axes):
                 raise BadStepTime(f"the axes {', '.join(axes)}", f"{len(grid.axes)} axes")
 
-    def draft(self, length: npt.ArrayLike, branches: npt.ArrayLike) -> F64:
-        """Return the microseconds of drafting; the arguments broadcast."""
-        return self.draft_us.at(length, branches)
+    @property
+    def _draft_axes(self) -> tuple[str, ...]:
+        return _ANY_BATCH if len(self.draft_us.axes) == len(_ANY_BATCH) else _DRAFT
+
+    def draft(self, length: npt.ArrayLike, branches: npt.ArrayLike, batch: npt.ArrayLike) -> F64:
+        """Return the microseconds of drafting for a batch; the arguments broadcast."""
+        where = np.broadcast_arrays(length, branches, batch)
+        return self.draft_us.at(*where[: len(self._draft_axes)])
 
     def verify(self, nodes: npt.ArrayLike, batch: npt.ArrayLike, context: npt.ArrayLike) -> F64:
         """Return the microseconds of one target forward; `nodes` and `context` are means a request."""
@@ -89,7 +97,8 @@ class StepTime:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form that the header and profile files store; `from_dict` reads it."""
-        return {"draft_us": _table(self.draft_us, _DRAFT), "verify_us": _table(self.verify_us, _VERIFY)}
+        draft = _table(self.draft_us, self._draft_axes)
+        return {"draft_us": draft, "verify_us": _table(self.verify_us, _VERIFY)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> StepTime:
@@ -98,7 +107,9 @@ class StepTime:
         Raises:
             BadStepTime: something is missing, no number, or no grid.
         """
-        return cls(_grid(document, "draft_us", _DRAFT), _grid(document, "verify_us", _VERIFY))
+        draft = document.get("draft_us") if isinstance(document, Mapping) else None
+        axes = _DRAFT if isinstance(draft, Mapping) and _DRAFT[-1] in draft else _ANY_BATCH
+        return cls(_grid(document, "draft_us", axes), _grid(document, "verify_us", _VERIFY))
 
 
 def _corners(axis: F64, place: F64) -> tuple[I64, F64]:

@@ -1,6 +1,6 @@
 """The cost model: how long a round takes, fitted to the timing columns of recordings or given as a profile.
 
-round time = draft(length, branches) + verify(nodes, batch, context)
+round time = draft(length, branches, batch) + verify(nodes, batch, context)
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from dflash.replay.monotone import non_negative
 from dflash.replay.timings import Steps, read_steps
 
 COST_DEFINITIONS = {
-    "round time": "draft(length, branches) + verify(nodes, batch, context); draft is draft_us, verify is "
-    "round_us - draft_us: the target's forward, the decision and the commit",
+    "round time": "draft(length, branches, batch) + verify(nodes, batch, context); draft is draft_us, verify "
+    "is round_us - draft_us: the target's forward, the decision and the commit",
     "fit": "least absolute residuals with terms of 0 or more, so that no time falls as its arguments grow",
     "residual": "median of |measured - fitted| over the forwards, also as a share of the median time",
 }
 # drafters that run one forward a drafted position
 _AUTOREGRESSIVE = {"model"}
 _ROUND, _POSITION, _FURTHER = "round", "position", "position of each further branch"
+_REQUEST = "request of a round that drafts"
 _GROUPS = 6
 _POINTS = 5
 
@@ -152,12 +153,17 @@ def _draft(steps: Steps, autoregressive: bool) -> tuple[Grid, Fit, list[str]]:
         del columns[_FURTHER]
         seen = f"{steps.branches[drafted][0]:g}"
         said.append(f"draft time does not depend on the branches: only {seen} was recorded")
+    batches = _batches(steps.batch[drafted]) if drafted.any() else (1.0,)
+    if len(batches) > 1:
+        columns[_REQUEST] = np.where(drafted, steps.batch, 0.0)
     weights = _weights(columns, steps.draft_us)
-    axes = (_axis(0.0, length.max()), _axis(1.0, steps.branches.max()))
-    at, branches = np.meshgrid(*axes, indexing="ij")
-    one, position, further = (weights.get(name, 0.0) for name in (_ROUND, _POSITION, _FURTHER))
-    us = one + position * at + further * at * (branches - 1)
-    fitted = one + position * length + further * wider
+    # one position is where a round begins to draft
+    lengths = tuple(sorted({0.0, min(1.0, float(length.max())), float(length.max())}))
+    axes = (lengths, _axis(1.0, steps.branches.max()), batches)
+    at, branches, batch = np.meshgrid(*axes, indexing="ij")
+    terms = {_ROUND: np.ones_like(at), _POSITION: at, _FURTHER: at * (branches - 1)}
+    us = _predicted(weights, terms | {_REQUEST: np.where(at > 0, batch, 0.0)})
+    fitted = _predicted(weights, columns)
     fit = _fit("draft", "length", weights, length, steps.draft_us, fitted)
     return Grid(axes, tuple(us.ravel().tolist())), fit, said
 
@@ -170,7 +176,7 @@ def _verify(steps: Steps) -> tuple[Grid, Fit, list[str]]:
     # beyond its ends a grid goes on, so that it may begin where times were taken
     axes = (
         tuple(np.unique(np.concatenate((nodes, bends[bends > nodes[0]]))).tolist()),
-        tuple(np.unique(np.quantile(steps.batch, np.linspace(0, 1, _POINTS))).tolist()),
+        _batches(steps.batch),
         _axis(0.0, steps.context.max()),
     )
     places = np.meshgrid(*axes, indexing="ij")
@@ -214,7 +220,11 @@ def _weights(columns: dict[str, F64], target: F64) -> dict[str, float]:
 
 
 def _predicted(weights: dict[str, float], terms: dict[str, F64]) -> F64:
-    return np.asarray(sum(weights[name] * term for name, term in terms.items()))
+    return np.asarray(sum(weights.get(name, 0.0) * term for name, term in terms.items()))
+
+
+def _batches(batch: F64) -> tuple[float, ...]:
+    return tuple(np.unique(np.quantile(batch, np.linspace(0, 1, _POINTS))).tolist())
 
 
 def _axis(low: float, high: float) -> tuple[float, ...]:

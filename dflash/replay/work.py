@@ -96,7 +96,7 @@ class Work(Collector):
             rounds: `[requests]` expected; `tokens` and mean `context` likewise.
         """
         profile, batch = self.model.step_time, self.model.batch
-        one = profile.draft(length, 1) + profile.verify(length, batch, context)
+        one = profile.draft(length, 1, batch) + profile.verify(length, batch, context)
         plain = profile.verify(0, batch, context)
         columns = (tokens, rounds * one, tokens * plain, rounds * (length + 1), rounds, np.zeros(len(tokens)))
         self._sums.append(np.column_stack(columns).astype(np.float64))
@@ -121,7 +121,7 @@ class Work(Collector):
         depth, width, nodes = kinds[which].T
         profile, batch = self.model.step_time, self.model.batch
         length, branches = (depth, np.maximum(1, width)) if self.asked is None else self.asked
-        us = profile.draft(length, branches) + profile.verify(nodes, batch, mean[request])
+        us = profile.draft(length, branches, batch) + profile.verify(nodes, batch, mean[request])
         tokens = np.bincount(owner, weights=item.decision.accepted_count + 1.0, minlength=requests)
         rows = np.bincount(owner, weights=np.diff(rounds.node_offsets) + 1.0, minlength=requests)
         spent = np.bincount(request, weights=times * us, minlength=requests)

@@ -163,7 +163,7 @@ class PlainGoodput:
         worth = {}
         overdue = self.c.again and self.idle >= self.c.again
         for k in range(max(self.c.shortest, int(overdue)), FRAME.longest + 1):
-            us = STEP_TIME.draft(k, FRAME.branches) + STEP_TIME.verify(k * FRAME.branches, 1, 100.0)
+            us = STEP_TIME.draft(k, FRAME.branches, 1) + STEP_TIME.verify(k * FRAME.branches, 1, 100.0)
             worth[k] = sum(rate**i for i in range(k + 1)) / float(us)
         best = max(worth.values())
         return min(k for k, value in worth.items() if value > best * (1 - 1e-12))
@@ -268,7 +268,7 @@ def test_nodes_are_admitted_while_tokens_a_second_rise(seed):
     ranked, admitted = sorted(survival.ravel().tolist(), reverse=True), 0
 
     def speed(count):
-        us = STEP_TIME.draft(length, 1) + STEP_TIME.verify(count / lanes, lanes, 50.0)
+        us = STEP_TIME.draft(length, 1, lanes) + STEP_TIME.verify(count / lanes, lanes, 50.0)
         return (lanes + sum(ranked[:count])) / float(us)
 
     while admitted < len(ranked) and speed(admitted + 1) > speed(admitted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -14,15 +15,28 @@ from dflash.policy.step_time import Grid, StepTime
 AXES = ((0.0, 2.0, 8.0), (1.0, 4.0), (0.0, 1000.0))
 
 
-def profile():
+def profile(draft_axes=AXES):
     rng = np.random.default_rng(0)
-    draft = np.sort(rng.uniform(0, 100, 6)).tolist()
-    verify = np.sort(rng.uniform(100, 900, 12)).tolist()
-    return StepTime(Grid(AXES[:2], tuple(draft)), Grid(AXES, tuple(verify)))
+    sizes = [math.prod(map(len, axes)) for axes in (draft_axes, AXES)]
+    draft, verify = (np.sort(rng.uniform(0, 900, size)).tolist() for size in sizes)
+    return StepTime(Grid(draft_axes, tuple(draft)), Grid(AXES, tuple(verify)))
 
 
 def document():
     return profile().to_dict()
+
+
+def test_a_profile_of_any_batch_is_still_read_and_says_the_same_for_all():
+    old = profile(AXES[:2])
+    assert "batch" not in old.to_dict()["draft_us"]
+    assert StepTime.from_dict(old.to_dict()) == old
+    assert len(set(old.draft(1.5, 2.0, [1.0, 8.0, 64.0]).tolist())) == 1
+    new = profile()
+    assert StepTime.from_dict(new.to_dict()) == new
+    assert new.draft(1.5, 2.0, [0.0, 500.0, 1000.0]) == pytest.approx(
+        new.draft_us.at(1.5, 2.0, [0.0, 500.0, 1000.0])
+    )
+    assert len(set(new.draft(1.5, 2.0, [0.0, 500.0, 1000.0]).tolist())) == 3
 
 
 def test_points_are_met_and_between_them_times_are_linear():
@@ -56,6 +70,7 @@ def test_a_profile_survives_json_and_the_header_where_numbers_are_text():
     [
         (lambda d: d.pop("draft_us"), "draft_us"),
         (lambda d: d["verify_us"].pop("us"), "verify_us"),
+        (lambda d: d["draft_us"].pop("batch"), "6 values"),
         (lambda d: d["verify_us"].update(us=[1.0]), "12 values"),
         (lambda d: d["draft_us"].update(length=[2, 1, 8]), "ascending"),
         (lambda d: d["draft_us"].update(length=[]), "ascending"),

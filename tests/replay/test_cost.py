@@ -25,7 +25,7 @@ from dflash.replay.details import Wanted
 from dflash.replay.errors import CostUnreadable, NoTimings, SeveralCosts
 from dflash.replay.monotone import non_negative
 from dflash.replay.run import replay
-from dflash.replay.timings import read_steps
+from dflash.replay.timings import Steps, read_steps
 
 
 def recording(folder: Path, length: int, **changes: Any) -> DraftFile:
@@ -47,7 +47,7 @@ def test_a_fit_finds_the_law_of_the_machine(lengths: list[DraftFile]) -> None:
     assert model.assumptions == ("draft time does not depend on the branches: only 1 was recorded",)
     truth = machine()
     for nodes in (0, 2, 5, 9):
-        assert model.step_time.draft(nodes, 1) == pytest.approx(truth.draft(nodes, 1), rel=1e-3)
+        assert model.step_time.draft(nodes, 1, 1) == pytest.approx(truth.draft(nodes, 1, 1), rel=1e-3)
         for context in (4, 20):
             found = model.step_time.verify(nodes, 1, context)
             assert found == pytest.approx(truth.verify(nodes, 1, context), rel=1e-3)
@@ -146,7 +146,7 @@ def test_a_profile_is_read_back_and_nothing_else_is(tmp_path: Path, lengths: lis
 def test_the_documented_profile_is_one() -> None:
     text = (Path(__file__).parents[2] / "schemas" / "README.md").read_text(encoding="utf-8")
     profile = StepTime.from_dict(json.loads(text.split("```json")[1].split("```")[0]))
-    assert profile.draft(2.5, 1) == 320.0
+    assert profile.draft(2.5, 1, 8) == 170.0
     assert profile.verify(15, 8, 4096) == 38300.0
     assert profile.verify(0, 1, 8192) == 13000.0
 
@@ -188,3 +188,18 @@ def test_replay_prints_what_it_assumes(tmp_path: Path, capsys: pytest.CaptureFix
     assert "speed-up" in text
     assert run(["replay", path, "--cost", str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
+
+
+def test_a_fit_to_several_batches_knows_what_drafting_for_one_more_request_takes(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[DraftFile]
+) -> None:
+    rng = np.random.default_rng(0)
+    length, batch = rng.choice([0.0, 1.0, 4.0, 7.0], 200), rng.choice([1.0, 8.0, 64.0], 200)
+    ones = np.ones(200)
+    draft = np.where(length > 0, 40.0 + 3.0 * batch, 40.0)
+    steps = Steps(length, ones, length, batch, 100 * ones, draft, 500 + batch * (length + 1), 0)
+    monkeypatch.setattr("dflash.replay.cost.read_steps", lambda files: steps)
+    step_time = fit_cost(lengths).step_time
+    for at in (1.0, 3.0, 7.0):
+        assert step_time.draft(at, 1, [1.0, 20.0, 64.0]) == pytest.approx([43.0, 100.0, 232.0], rel=1e-3)
+    assert step_time.draft(0, 1, 64) == pytest.approx(40.0, rel=1e-3)

@@ -211,7 +211,7 @@ def test_rules_that_emit_drafts_are_priced_by_their_law(tmp_path: Path) -> None:
         assert kept is not None
         assert block.speed.verified_per_token == pytest.approx((length + 1) / kept)
         profile, context = machine(), 16.0
-        one = float(profile.draft(length, 1) + profile.verify(length, 1, context))
+        one = float(profile.draft(length, 1, 1) + profile.verify(length, 1, context))
         plain = float(profile.verify(0, 1, context))
         assert block.speed.speed_up == pytest.approx(kept * plain / one, rel=0.01)
 

@@ -39,7 +39,7 @@ def test_a_profile_is_measured_and_used(
     assert found["cost"]["batch"] == 2
     model = load_cost(profile, 2.0)
     assert model.step_time.to_dict() == found["cost"]["step_time"]
-    assert model.step_time.draft(2, 1) >= model.step_time.draft(1, 1) > 0
+    assert model.step_time.draft(2, 1, 1) >= model.step_time.draft(1, 1, 1) > 0
     dense = draft_runs.record(
         tiny, draft_runs.prompts(2), tmp_path / "dense.parquet", dense=True, length=2, branches=2
     )

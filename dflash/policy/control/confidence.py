@@ -77,9 +77,8 @@ class _Scheduler(Scheduler):
         ranked = np.sort(np.maximum(seen.survival, self.control.floor))[::-1]
         tokens = requests + np.concatenate(([0.0], np.cumsum(ranked)))
         nodes = np.arange(len(tokens)) / requests
-        us = self.step_time.draft(self.frame.length, self.frame.branches) + self.step_time.verify(
-            nodes, requests, self.context
-        )
+        us = self.step_time.draft(self.frame.length, self.frame.branches, requests)
+        us = us + self.step_time.verify(nodes, requests, self.context)
         drops = np.flatnonzero(tokens[1:] * us[:-1] <= tokens[:-1] * us[1:])
         admitted = int(drops[0]) if len(drops) else len(ranked)
         self.state["admitted"][who], self.state["offered"][who] = admitted, len(ranked)

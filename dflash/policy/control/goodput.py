@@ -56,8 +56,7 @@ class _Scheduler(Scheduler):
         self.control = control
         self.step_time = step_time
         self.lengths = np.arange(min(control.shortest, frame.longest), frame.longest + 1)
-        self._draft_us = step_time.draft(self.lengths, frame.branches)
-        self._verify_us: dict[Load, F64] = {}
+        self._round_us: dict[Load, F64] = {}
         super().__init__(frame, size)
 
     def fresh(self, size: int) -> State:
@@ -117,16 +116,17 @@ class _Scheduler(Scheduler):
     def _best(self, rate: F64, load: Load, *, drafts: bool) -> int:
         """The length with the most tokens a second; `drafts` leaves 0 out where there is another."""
         tokens = np.cumsum(rate[:, None] ** np.arange(self.frame.longest + 1), axis=1).sum(axis=0)
-        us = self._draft_us + self._verify(load)
-        worth = tokens[self.lengths] / np.maximum(us, _SHORTEST_US)
+        worth = tokens[self.lengths] / np.maximum(self._us(load), _SHORTEST_US)
         skipped = int(drafts and self.lengths[0] == 0 and len(self.lengths) > 1)
         return int(self.lengths[skipped + np.argmax(worth[skipped:])])
 
-    def _verify(self, load: Load) -> F64:
-        """Microseconds of a forward by length; the last few are kept."""
-        if load not in self._verify_us:
-            if len(self._verify_us) == _KEPT:
-                self._verify_us.clear()
-            nodes = self.lengths * self.frame.branches
-            self._verify_us[load] = self.step_time.verify(nodes, load.requests, load.context)
-        return self._verify_us[load]
+    def _us(self, load: Load) -> F64:
+        """Microseconds of a round by length; the last few are kept."""
+        if load not in self._round_us:
+            if len(self._round_us) == _KEPT:
+                self._round_us.clear()
+            branches, requests = self.frame.branches, load.requests
+            draft = self.step_time.draft(self.lengths, branches, requests)
+            verify = self.step_time.verify(self.lengths * branches, requests, load.context)
+            self._round_us[load] = draft + verify
+        return self._round_us[load]
