@@ -7,18 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any, NamedTuple
 
-import torch
-
+from dflash.bench.decode_clock import Clock, Run
 from dflash.bench.decode_models import Subject
-from dflash.bench.decode_peers import Peer
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.features import FeatureMode
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
-from dflash.engine.loop import synchronise
 from dflash.engine.prompts.chat import Defaults
 from dflash.engine.prompts.files import with_ids
 from dflash.engine.prompts.prompt import Prompt
@@ -31,6 +27,8 @@ from dflash.target.sampling import Sampling
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 RECORDED, HOST = "recorded", "host"
+# of a list whose requests end before those of the one before, in seconds
+SHORTEST = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +36,9 @@ class DecodeSettings:
     """What is decoded: one request a lane, all begun together, each of `new_tokens` tokens; or prompts.
 
     Attributes:
-        prompts: if there are any, decoded one after the other in the lanes, each to the end of its answer or
-            to `new_tokens` tokens.
-        policy: of the speculative sides.
+        policies: of the speculative sides, each beside the others.
+        lists: of prompts: if there are any, decoded one after the other in the lanes, each to the end of its
+            answer or to `new_tokens` tokens.
         features: what the recorded sides keep.
         dense: whether they draft from every position besides.
     """
@@ -54,41 +52,33 @@ class DecodeSettings:
     recorded: bool = True
     host: bool = False
     chain: int | None = None
-    policy: str = "match"
+    policies: tuple[str, ...] = ("match",)
     step_time: StepTime | None = None
-    prompts: tuple[Prompt, ...] = ()
+    lists: tuple[tuple[Prompt, ...], ...] = ()
     features: FeatureMode = FeatureMode.FINGERPRINT
     dense: bool = False
 
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Of all lists."""
+        return tuple(prompt for each in self.lists for prompt in each)
+
 
 class Side(NamedTuple):
-    """A way to decode: plain or speculative, and recorded, or through the host, or neither."""
+    """A way to decode: plain or speculative, and recorded, or through the host, or neither.
+
+    Attributes:
+        policy: which of several speculates.
+    """
 
     decoding: str
     manner: str | None = None
+    policy: str | None = None
 
     @property
     def name(self) -> str:
         """How the side is printed."""
-        return self.decoding if self.manner is None else f"{self.decoding} {self.manner}"
-
-
-class Run(NamedTuple):
-    """One run of a side.
-
-    Attributes:
-        prefill: seconds that prompts took, up to their first tokens.
-        decode: all other seconds until the last token.
-        finish: all other seconds until everything was written.
-        tokens: of all lanes, first ones left out.
-        rounds: of all lanes.
-    """
-
-    prefill: float
-    decode: float
-    finish: float
-    tokens: int
-    rounds: int
+        return " ".join(word for word in (self.policy or self.decoding, self.manner) if word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +93,12 @@ class SideResult:
     def tokens_per_second(self) -> float:
         """Median over the runs, prompts left out."""
         return median(run.tokens / run.decode for run in self.runs)
+
+    @property
+    def part_rates(self) -> list[float]:
+        """The same of every list of prompts, from the end of the one before to its own."""
+        parts = zip(*(run.parts for run in self.runs), strict=True)
+        return [median(part.tokens / max(part.decode, SHORTEST) for part in of_runs) for of_runs in parts]
 
     @property
     def emitted_per_round(self) -> float:
@@ -128,41 +124,7 @@ class FixedPrompt:
         return request
 
 
-class _Clock:
-    """Knows how long prompts took, and when each request ended."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.begun = self.last = perf_counter()
-        self.prefill = 0.0
-        self.ended: list[Lane] = []
-
-    def timed(self, prefill: Callable[[Lane, Any], None]) -> Callable[[Lane, Any], None]:
-        """A prefill that is timed."""
-
-        def call(lane: Lane, sink: Any) -> None:
-            synchronise(self.device)
-            begun = perf_counter()
-            prefill(lane, sink)
-            synchronise(self.device)
-            self.prefill += perf_counter() - begun
-
-        return call
-
-    def end(self, lane: Lane) -> None:
-        """A request has ended."""
-        self.last = perf_counter()
-        self.ended.append(lane)
-
-    def run(self, finish: float) -> Run:
-        """What came of it."""
-        tokens = sum(len(lane.output) - 1 for lane in self.ended)
-        rounds = sum(lane.rounds for lane in self.ended)
-        prompts = self.begun + self.prefill
-        return Run(self.prefill, self.last - prompts, finish - prompts, tokens, rounds)
-
-
-class _NoSink:
+class NoSink:
     """Takes rows and keeps none."""
 
     def opened(self, lane: Lane) -> None:
@@ -186,7 +148,7 @@ def settings_of(
     return RecordSettings(
         output=folder / "unused.parquet",
         drafter=subject.drafter if drafts else "none",
-        policy=parse_policy(given.policy if drafts else "match"),
+        policy=parse_policy((side.policy or given.policies[0]) if drafts else "match"),
         defaults=Defaults(Sampling(given.temperature), seed=0, max_new_tokens=given.new_tokens),
         length=given.length if drafts else 0,
         branches=given.branches if drafts else 1,
@@ -214,32 +176,26 @@ class Decoder:
         engine = self.session.engine
         if isinstance(engine, DeviceEngine):
             engine.quiet = side.manner != RECORDED
+            # one prompt a lane is timed apart; many are read under the rounds of others, as in a recording
+            engine.overlaps = bool(given.prompts)
         self._count = 0
 
     def run(self) -> Run:
         """Decode one request a lane, or all prompts."""
         prompts = self.conversations()
-        clock = _Clock(self.session.target.device)
-        restore = self._watched(clock)
-        try:
+        self.session.engine.control.restart()
+        clock = Clock(self.session.target.device)
+        with clock.watching(self.session.engine):
             if self.side.manner == RECORDED:
                 self._count += 1
-                output = self.folder / f"{self.side.name}-{self.lanes}-{self._count}.parquet"
+                output = self.folder / f"{self._count}.parquet"
                 self.session.settings = replace(self.settings, output=output)
                 self.session.record(prompts, on_request=clock.end)
                 output.unlink()
             else:
-                for lane in self.session.engine.run(prompts, _NoSink()):
+                for lane in self.session.engine.run(prompts, NoSink()):
                     clock.end(lane)
-        finally:
-            restore()
-        return clock.run(perf_counter())
-
-    def _watched(self, clock: _Clock) -> Callable[[], None]:
-        """Time every prefill; returns what undoes that."""
-        engine: Any = self.session.engine
-        engine._prefill = clock.timed(engine._prefill)
-        return lambda: delattr(engine, "_prefill")
+        return clock.run([len(each) for each in self.given.lists])
 
     def conversations(self) -> list[Any]:
         """What is decoded."""
@@ -271,21 +227,25 @@ def first_token(subject: Subject, given: DecodeSettings) -> FirstToken:
     for warm in (False, True):
         decoder = Decoder(subject, Side(SPECULATIVE), 1, given, Path())
         engine = decoder.session.engine
+        if isinstance(engine, DeviceEngine):
+            engine.overlaps = False
         if warm:
             engine.warm_up(given.prompt_tokens + given.new_tokens)
-        clock = _Clock(decoder.session.target.device)
-        engine._prefill = clock.timed(engine._prefill)  # type: ignore[method-assign]
-        rows = engine.run(decoder.conversations()[:1], _NoSink())
-        next(rows)
-        rows.close()
-        found.append(1e3 * clock.prefill)
+        clock = Clock(decoder.session.target.device)
+        with clock.watching(engine):
+            rows: Any = engine.run(decoder.conversations()[:1], NoSink())
+            next(rows)
+            rows.close()
+        found.append(1e3 * clock.first)
     return FirstToken(*found)
 
 
 def sides_of(given: DecodeSettings) -> list[Side]:
-    """The sides that are compared."""
+    """The sides that are compared; one policy has no name."""
     manners = [None, *([RECORDED] if given.recorded else []), *([HOST] if given.host else [])]
-    return [Side(decoding, manner) for decoding in (PLAIN, SPECULATIVE) for manner in manners]
+    several = given.policies if len(given.policies) > 1 else (None,)
+    plain = [Side(PLAIN, manner) for manner in manners]
+    return plain + [Side(SPECULATIVE, manner, policy) for policy in several for manner in manners]
 
 
 def measure(
@@ -302,7 +262,7 @@ def measure(
     for count in lanes:
         with TemporaryDirectory() as folder:
             sides = sides_of(given)
-            decoders = [Decoder(subject, side, count, given, Path(folder)) for side in sides]
+            decoders = [Decoder(subject, side, count, given, _inside(folder, side)) for side in sides]
             for decoder in decoders:
                 say(f"{count} lanes: warming up {decoder.side.name}")
                 decoder.run()
@@ -315,6 +275,13 @@ def measure(
     return results
 
 
+def _inside(folder: str, side: Side) -> Path:
+    """A new folder for a side's files."""
+    made = Path(folder) / side.name.replace("/", "-")
+    made.mkdir()
+    return made
+
+
 def peer_prompts(subject: Subject, given: DecodeSettings, count: int) -> list[list[int]]:
     """Token ids of the first prompts, as lanes are given them."""
     if not given.prompts:
@@ -323,56 +290,3 @@ def peer_prompts(subject: Subject, given: DecodeSettings, count: int) -> list[li
     conversations = subject.session(settings).conversations(with_ids(given.prompts[:count]), check=True)
     requests = [conversation.next(None) for conversation in conversations]
     return [request.prompt_tokens for request in requests if request is not None]
-
-
-def document(
-    subject: Subject, given: DecodeSettings, results: Sequence[SideResult], first: FirstToken,
-    peers: Sequence[Peer] = (),
-) -> dict[str, Any]:  # fmt: skip
-    """The `dflash.bench_decode/1` document: rates, speed-ups, and what recording adds."""
-    rows = []
-    for found in results:
-        by_side = {other.side: other for other in results if other.lanes == found.lanes}
-        plain, own = by_side[Side(PLAIN)], by_side[Side(found.side.decoding)]
-        recorded, requests = found.side.manner == RECORDED, len(given.prompts) or found.lanes
-        rows.append(
-            {
-                "lanes": found.lanes,
-                "side": found.side.name,
-                "tokens_per_second": found.tokens_per_second,
-                "emitted_per_round": found.emitted_per_round,
-                "round_us": found.round_us,
-                "speed_up": found.tokens_per_second / plain.tokens_per_second,
-                "prefill_ms": 1e3 * median(run.prefill for run in found.runs) / requests,
-                "overhead": _overhead(found, own, "decode") if recorded else None,
-                "overhead_written": _overhead(found, own, "finish") if recorded else None,
-                "runs": [run._asdict() for run in found.runs],
-            }
-        )
-    return {
-        "schema": "dflash.bench_decode/1",
-        "target": subject.name,
-        "drafter": subject.drafter_name,
-        "device": subject.device_name,
-        "length": given.length,
-        "branches": given.branches,
-        "policy": given.policy,
-        "temperature": given.temperature,
-        "prompts": len(given.prompts),
-        "features": str(given.features),
-        "dense": given.dense,
-        "prompt_tokens": given.prompt_tokens,
-        "new_tokens": given.new_tokens,
-        "rows": rows,
-        "first_token_ms": first._asdict(),
-        "peers": [peer._asdict() | {"tokens_per_second": peer.tokens_per_second} for peer in peers],
-    }
-
-
-def _overhead(on: SideResult, off: SideResult, span: str) -> float:
-    """Median over pairs of what recording adds to a round's time."""
-    pairs = zip(on.runs, off.runs, strict=True)
-    return median(
-        (getattr(mine, span) / mine.rounds) / (getattr(theirs, span) / theirs.rounds) - 1.0
-        for mine, theirs in pairs
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,10 @@ from dflash.cli.output import emit, talk
 )
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs of each side.")
 @click.option(
-    "--prompts", "prompt_file", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
-    help="Decode these instead, one after the other in the lanes, to the ends of their answers.",
+    "--prompts", "prompt_files", multiple=True, metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Decode these instead, one after the other in the lanes, to the ends of their answers; repeatable, "
+    "with a rate for each file.",
 )  # fmt: skip
 @click.option(
     "--features", type=click.Choice(["none", "fingerprint", "all"]), default="fingerprint", show_default=True,
@@ -56,28 +58,32 @@ from dflash.cli.output import emit, talk
 @click.option(
     "--chain", type=click.IntRange(1, 64), help="Rounds queued at once.  [default: 2, and 4 for plain ones]"
 )
-@click.option("--policy", default="match", show_default=True, help="Of the speculative sides.")
+@click.option(
+    "--policy", "policies", multiple=True, default=("match",), show_default=True, metavar="POLICY",
+    help="Of the speculative sides; repeatable, each a side of its own.",
+)  # fmt: skip
 @click.option(
     "--cost", type=click.Path(path_type=Path, dir_okay=False), metavar="PROFILE.json",
-    help="Step times, for controls that predict them.",
+    help="Step times, for controls that predict them.  [default: taken before, where one does]",
 )  # fmt: skip
 @json_option
 def decode(as_json: bool, **options: Any) -> None:
     """Decode one request a lane on this GPU, sides in turn, and compare their rates.
 
-    Answers never end early, but for those of --prompts. The time that prompts take is left out of the rates;
-    times are those of the host's clock.
+    Answers never end early, but for those of --prompts. Rates are from the first token to the last, so that
+    no start is in them; prompts are, where they are read while others decode. Times are of the host's clock.
     """
     import torch
 
-    from dflash.bench.decode import document, first_token, measure, peer_prompts
+    from dflash.bench.decode import first_token, peer_prompts
+    from dflash.bench.decode_document import document
     from dflash.bench.decode_peers import measure_peers
     from dflash.bench.kernels import NoDevice
 
     if not torch.cuda.is_available():
         raise NoDevice("dflash bench decode")
     subject, given = _asked(options)
-    results = measure(subject, given, options["lanes"], talk)
+    results = [found for lanes in options["lanes"] for found in _measured(subject, given, lanes)]
     talk("first tokens")
     first = first_token(subject, given)
     count, others = options["peers"], []
@@ -85,7 +91,22 @@ def decode(as_json: bool, **options: Any) -> None:
         prompts = peer_prompts(subject, given, count)
         others = measure_peers(subject.target, prompts, given.length, talk)
     found = document(subject, given, results, first, others)
-    emit(found, as_json, lambda console: _render(found, console))
+    names = [file.name for file in options["prompt_files"]]
+    emit(found, as_json, lambda console: _render(found, names, console))
+
+
+def _measured(subject: Any, given: Any, lanes: int) -> list[Any]:
+    """All sides at some number of lanes, with step times of just that where a control needs some."""
+    from dataclasses import replace
+
+    from dflash.bench.decode import measure
+    from dflash.bench.round_profile import profile_rounds
+    from dflash.policy.registry import parse_policy
+
+    timed = any(parse_policy(policy).control.timed for policy in given.policies)
+    if timed and given.step_time is None:
+        given = replace(given, step_time=profile_rounds(subject, given, [lanes], talk))
+    return measure(subject, given, [lanes], talk)
 
 
 def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -97,12 +118,12 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
     from dflash.engine.features import FeatureMode
     from dflash.replay.cost import load_cost
 
-    prompts, cost = options["prompt_file"], options["cost"]
+    files, cost = options["prompt_files"], options["cost"]
     if options["shape"] is not None:
         subject = RandomSubject(random_target(options["shape"], "cuda", torch.bfloat16))
         longest = subject.block
     else:
-        subject, longest = _loaded(options["target"], options["drafter"], endless=prompts is None)
+        subject, longest = _loaded(options["target"], options["drafter"], endless=not files)
     given = DecodeSettings(
         length=options["length"] or longest,
         branches=options["branches"],
@@ -113,9 +134,9 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
         recorded=options["recorded"],
         host=options["host"],
         chain=options["chain"],
-        policy=options["policy"],
+        policies=tuple(dict.fromkeys(options["policies"])),
         step_time=None if cost is None else load_cost(cost).step_time,
-        prompts=() if prompts is None else _read(prompts),
+        lists=tuple(map(_read, files)),
         features=FeatureMode(options["features"]),
         dense=options["dense"],
     )
@@ -143,15 +164,18 @@ def _loaded(target: str, drafter: str, *, endless: bool) -> tuple[Any, int]:
     return Subject(loaded, drafter, drafter), default_length(parse_drafter(drafter))
 
 
-def _render(found: Mapping[str, Any], console: Console) -> None:
+def _render(found: Mapping[str, Any], names: Sequence[str], console: Console) -> None:
     console.print(f"{found['target']}, drafter {found['drafter']}, on {found['device']}")
+    parts = names if len(names) > 1 else []
     table = Table(box=None, pad_edge=False)
-    for name in ("lanes", "side", "tokens/s", "x plain", "emitted/round", "us/round", "recording", "written"):
+    columns = ("tokens/s", *parts, "x plain", "emitted/round", "us/round", "recording", "written")
+    for name in ("lanes", "side", *columns):
         table.add_column(name, justify="left" if name == "side" else "right")
     for row in found["rows"]:
         adds = [_share(row[name]) for name in ("overhead", "overhead_written")]
+        rates = [f"{rate:,.0f}" for rate in (row["tokens_per_second"], *row["part_rates"][: len(parts)])]
         table.add_row(
-            str(row["lanes"]), row["side"], f"{row['tokens_per_second']:,.0f}", f"{row['speed_up']:.2f}",
+            str(row["lanes"]), row["side"], *rates, f"{row['speed_up']:.2f}",
             f"{row['emitted_per_round']:.2f}", f"{row['round_us']:,.0f}", *adds,
         )  # fmt: skip
     console.print(table)

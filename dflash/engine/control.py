@@ -51,9 +51,14 @@ class LaneControl:
 
     def __init__(self, policy: Policy, largest: DraftShape, lanes: int, step_time: StepTime | None) -> None:
         self.policy = policy
-        frame = frame_of(policy.rule, policy.shape, Shape(largest.length, largest.branches), step_time)
-        self._controller = Controller(policy.control, frame, lanes)
+        self._frame = frame_of(policy.rule, policy.shape, Shape(largest.length, largest.branches), step_time)
+        self._lanes = lanes
+        self.restart()
         self._survival = np.empty(0)
+
+    def restart(self) -> None:
+        """Forget all that was learned; no lane may be busy."""
+        self._controller = Controller(self.policy.control, self._frame, self._lanes)
 
     def open(self, lane: Lane) -> None:
         """A request starts in this lane."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import device_runs
@@ -11,14 +12,24 @@ import jsonschema
 import pytest
 import torch
 
-from dflash.bench.decode import DecodeSettings, FirstToken, document, first_token, measure, peer_prompts
+from dflash.bench.decode import DecodeSettings, FirstToken, first_token, measure, peer_prompts
+from dflash.bench.decode_document import document
 from dflash.bench.decode_models import RandomSubject, Subject, random_target
 from dflash.bench.decode_peers import measure_peers
+from dflash.bench.round_profile import profile_rounds
 from dflash.bench.step_shapes import MODELS
 from dflash.engine.features import FeatureMode
 from dflash.engine.prompts.files import text_prompt
 from dflash.target.load import load_target
 from dflash.target.native_layers import Way
+
+
+def small_subject(monkeypatch: pytest.MonkeyPatch) -> RandomSubject:
+    for module in ("dflash.engine.session", "dflash.bench.decode_models"):
+        monkeypatch.setattr(f"{module}.Way", lambda mode: Way(mode, impl="reference"))
+    small = {"num_hidden_layers": 4, "vocab_size": 160, "max_position_embeddings": 256, "hidden_size": 64}
+    small |= {"intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    return RandomSubject(random_target(MODELS[0], "cpu", torch.float32, **small), block=3)
 
 
 @pytest.mark.parametrize(
@@ -27,13 +38,9 @@ from dflash.target.native_layers import Way
 def test_every_side_decodes_all_tokens(
     monkeypatch: pytest.MonkeyPatch, root: Path, temperature: float, policy: str
 ) -> None:
-    for module in ("dflash.engine.session", "dflash.bench.decode_models"):
-        monkeypatch.setattr(f"{module}.Way", lambda mode: Way(mode, impl="reference"))
-    small = {"num_hidden_layers": 4, "vocab_size": 160, "max_position_embeddings": 256, "hidden_size": 64}
-    small |= {"intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
-    subject = RandomSubject(random_target(MODELS[0], "cpu", torch.float32, **small), block=3)
+    subject = small_subject(monkeypatch)
     given = DecodeSettings(
-        3, 1, temperature, prompt_tokens=9, new_tokens=5, repeats=1, host=True, policy=policy
+        3, 1, temperature, prompt_tokens=9, new_tokens=5, repeats=1, host=True, policies=(policy,)
     )
     found = document(subject, given, measure(subject, given, (1, 2)), first_token(subject, given))
     assert [row["side"] for row in found["rows"]] == 2 * [
@@ -47,6 +54,26 @@ def test_every_side_decodes_all_tokens(
     jsonschema.validate(json.loads(json.dumps(found)), schema)
 
 
+def test_policies_are_sides_of_one_run_and_controls_get_step_times(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    subject = small_subject(monkeypatch)
+    policies = ("match", "match:length=1", "match:control=goodput,control.shortest=0,control.scope=stream")
+    given = DecodeSettings(3, prompt_tokens=9, new_tokens=8, repeats=2, recorded=False, policies=policies)
+    monkeypatch.setattr("dflash.bench.round_profile.TOKENS", 6)
+    profile = profile_rounds(subject, given, [1, 2])
+    assert profile.draft_us.axes == ((0.0, 1.0, 2.0, 3.0), (1.0,), (1.0, 2.0))
+    # a length between two rungs runs as the next one
+    assert (profile.draft(0, 1, [1, 2]) == 0).all()
+    assert profile.verify(3, 2, 50) > 0
+    given = replace(given, step_time=profile)
+    results = measure(subject, given, [2])
+    found = document(subject, given, results, FirstToken(2.0, 1.0))
+    assert [row["side"] for row in found["rows"]] == ["plain", *policies]
+    schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(json.dumps(found)), schema)
+
+
 @pytest.mark.slow
 def test_prompts_are_decoded_to_the_ends_of_their_answers(
     monkeypatch: pytest.MonkeyPatch, root: Path, tiny_folder: Path, tmp_path: Path
@@ -55,7 +82,8 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
     target = device_runs.native_target(load_target(str(tiny_folder), device="cpu", dtype="float32"))
     drafter = device_runs.write_drafter(target, tmp_path, "dspark")
     prompts = tuple(text_prompt(prompt) for prompt in draft_runs.prompts(3))
-    given = DecodeSettings(3, new_tokens=6, repeats=1, prompts=prompts, features=FeatureMode.ALL, dense=True)
+    lists = (prompts[:2], prompts[2:])
+    given = DecodeSettings(3, new_tokens=6, repeats=1, lists=lists, features=FeatureMode.ALL, dense=True)
     subject = Subject(target, drafter, drafter)
     asked = peer_prompts(subject, given, 2)
     peers = measure_peers(target, asked, 3, lambda text: None)
@@ -65,7 +93,8 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
         assert 0 < peer["tokens"] <= 64 * len(ids)
     for row in found["rows"]:
         assert [run["tokens"] for run in row["runs"]] == [3 * 5]
-        assert all(run["prefill"] > 0 and run["decode"] > 0 for run in row["runs"])
-    assert (found["prompts"], found["features"], found["dense"]) == (3, "all", True)
+        assert all(run["start"] > 0 and run["decode"] > 0 for run in row["runs"])
+        assert [[part["tokens"] for part in run["parts"]] for run in row["runs"]] == [[10, 5]]
+    assert (found["prompts"], found["features"], found["dense"]) == ([2, 1], "all", True)
     schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(json.loads(json.dumps(found)), schema)

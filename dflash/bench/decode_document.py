@@ -1,0 +1,71 @@
+"""The `dflash.bench_decode/1` document: rates, speed-ups, and what recording adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from dflash.bench.decode import PLAIN, RECORDED, DecodeSettings, FirstToken, Side, SideResult
+from dflash.bench.decode_models import Subject
+from dflash.bench.decode_peers import Peer
+
+
+def document(
+    subject: Subject, given: DecodeSettings, results: Sequence[SideResult], first: FirstToken,
+    peers: Sequence[Peer] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """All that was measured."""
+    return {
+        "schema": "dflash.bench_decode/1",
+        "target": subject.name,
+        "drafter": subject.drafter_name,
+        "device": subject.device_name,
+        "length": given.length,
+        "branches": given.branches,
+        "policies": list(given.policies),
+        "temperature": given.temperature,
+        "prompts": [len(each) for each in given.lists],
+        "features": str(given.features),
+        "dense": given.dense,
+        "prompt_tokens": given.prompt_tokens,
+        "new_tokens": given.new_tokens,
+        "rows": [_row(found, results, given) for found in results],
+        "first_token_ms": first._asdict(),
+        "peers": [peer._asdict() | {"tokens_per_second": peer.tokens_per_second} for peer in peers],
+    }
+
+
+def _row(found: SideResult, results: Sequence[SideResult], given: DecodeSettings) -> dict[str, Any]:
+    by_side = {other.side: other for other in results if other.lanes == found.lanes}
+    plain, own = by_side[Side(PLAIN)], by_side[found.side._replace(manner=None)]
+    recorded, requests = found.side.manner == RECORDED, len(given.prompts) or found.lanes
+    return {
+        "lanes": found.lanes,
+        "side": found.side.name,
+        "policy": found.side.policy,
+        "tokens_per_second": found.tokens_per_second,
+        "part_rates": found.part_rates,
+        "emitted_per_round": found.emitted_per_round,
+        "round_us": found.round_us,
+        "speed_up": found.tokens_per_second / plain.tokens_per_second,
+        "start_ms": 1e3 * median(run.start for run in found.runs),
+        "prefill_ms": 1e3 * median(run.prefill for run in found.runs) / requests,
+        "overhead": _overhead(found, own, "decode") if recorded else None,
+        "overhead_written": _overhead(found, own, "finish") if recorded else None,
+        "runs": [_run(run._asdict()) for run in found.runs],
+    }
+
+
+def _run(facts: dict[str, Any]) -> dict[str, Any]:
+    return facts | {"parts": [part._asdict() for part in facts["parts"]]}
+
+
+def _overhead(on: SideResult, off: SideResult, span: str) -> float:
+    """Median over pairs of what recording adds to a round's time."""
+    pairs = zip(on.runs, off.runs, strict=True)
+    found: list[float] = [
+        (getattr(mine, span) / mine.rounds) / (getattr(theirs, span) / theirs.rounds) - 1.0
+        for mine, theirs in pairs
+    ]
+    return median(found)
