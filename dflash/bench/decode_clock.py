@@ -13,7 +13,6 @@ from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Engine, synchronise
 
-
 _Wrap = Callable[[Callable[..., None]], Callable[..., None]]
 
 

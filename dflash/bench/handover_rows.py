@@ -51,7 +51,7 @@ class Rounds:
         self.pool = [self._filled(rng, np.zeros(shape, np.int32)) for _ in range(POOL)]
 
     def _filled(self, rng: np.random.Generator, flat: Any) -> Any:
-        found = Records.of(flat, self.layout)
+        found = Records(flat, self.layout)
         for name, values in found.items():
             if name == "times":
                 values[:] = np.arange(1, 5) * 200_000 + rng.integers(0, 1000, values.shape)
@@ -72,7 +72,7 @@ class Rounds:
         lanes, rounds = self.case.lanes, self.case.chain
         record, lane = (each.reshape(-1) for each in np.mgrid[:rounds, :lanes])
         flat = self.pool[number % POOL].copy()
-        counts = Records.of(flat, self.layout)["count"][record, lane]
+        counts = Records(flat, self.layout)["count"][record, lane]
         first = (number - np.array(begun)[lane]) * rounds
         ends = (number == np.array(last)[lane]) & (record == rounds - 1)
         shape = np.full((2, len(record)), [[self.case.length], [min(1, self.case.length)]])

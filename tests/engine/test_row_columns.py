@@ -44,7 +44,7 @@ def random_records(
     """Records that a device could have left, some nodes of which are not there, and their layout."""
     fields = record_fields(RecordSizes(LANES, TOP, TOP, 8 if kept else 0, kept), tree)
     layout = layout_of(fields)
-    found = Records.of(np.zeros((rounds, record_words(fields)), np.int32), layout)
+    found = Records(np.zeros((rounds, record_words(fields)), np.int32), layout)
     for values in found.values():
         if values.dtype.kind == "f":
             values[:] = rng.normal(size=values.shape)

@@ -87,7 +87,7 @@ class AdaptiveEngine(DeviceEngine):
         self._emitted = 1.0
         self._steady = 0
         self._last = Shapes.none(self.trunk.cache.lanes)
-        self._turn, self._ends, self._lengths = np.zeros((3, self.trunk.cache.lanes), np.int64)
+        self._turn = np.zeros(self.trunk.cache.lanes, np.int64)
 
     def warm_up(self, context: int) -> None:
         """As `Engine.warm_up`; rounds of all lengths are captured, too."""
@@ -95,8 +95,6 @@ class AdaptiveEngine(DeviceEngine):
         self.ladder.ready(context)
 
     def _hold(self, lane: Lane) -> None:
-        self._ends[lane.index] = len(lane.trunk) + lane.left
-        self._lengths[lane.index] = len(lane.trunk)
         self._turn[lane.index] += 1
         self.ladder.hold([lane], fresh=True)
 
@@ -162,11 +160,10 @@ class AdaptiveEngine(DeviceEngine):
     def _take_in(self, flight: _Flight, sink: Sink) -> None:
         """Let the control ask for rounds that have run; take them in as long as that is how they ran."""
         lanes = flight.open
-        where, live = indices(lanes), np.ones(len(lanes), bool)
+        who = np.sort(indices(lanes))
         landed: _Landed | None = None
         place = 0
-        while place < flight.rounds and live.any():
-            who = where[live]
+        while place < flight.rounds and len(who):
             asked = self.control.ask(who, float(self._lengths[who].mean()))
             if not self._ran_so(flight, who, asked):
                 break
@@ -176,17 +173,16 @@ class AdaptiveEngine(DeviceEngine):
             if not self.quiet:
                 landed.texts.extend(self.control.texts(who))
             self._listen(landing, place)
-            self.control.learn(who, asked, landing.count[place, live], landed.depths[place, live])
-            emitted = landing.emitted[place, live]
+            self.control.learn(who, asked, landing.count[place, who], landed.depths[place, who])
+            emitted = landing.emitted[place, who]
             self._emitted = float(emitted.mean())
             self._lengths[who] += emitted
             place += 1
-            live = landing.open[place] if place < flight.rounds else live
-        in_vain = flight.rounds - place if live.any() else 0
+            who = landing.open[place].nonzero()[0] if place < flight.rounds else who
         if landed is not None:
             self._commit(flight, landed, place, sink)
-        if in_vain:
-            self._go_back(flight, in_vain)
+        if place < flight.rounds and len(who):
+            self._go_back(flight, flight.rounds - place)
 
     def _ran_so(self, flight: _Flight, who: I64, asked: Asked) -> bool:
         """Whether the lanes ran in these shapes; takes note of how long these have lasted."""
@@ -197,9 +193,8 @@ class AdaptiveEngine(DeviceEngine):
 
     def _read(self, flight: _Flight, lanes: Sequence[Lane]) -> _Landed:
         records = flight.launched.read()
-        landing = Landing(records, lanes, self.target.eos)
-        tokens = records["node_token"][:, landing.where]
-        return _Landed(records, landing, _depths(tokens, self.ladder.plan.shape.branches), [])
+        depths = _depths(records["node_token"], self.ladder.plan.shape.branches)
+        return _Landed(records, self._landing(records, lanes), depths, [])
 
     def _commit(self, flight: _Flight, landed: _Landed, rounds: int, sink: Sink) -> None:
         """Give lanes the tokens of the first rounds, and the sink their rows."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,17 +31,28 @@ class Part(NamedTuple):
 Layout = Mapping[str, Part]
 
 
-class Records(Arrays):
-    """Arrays `[records, ...]` by name, and the words `[records, words]` int32 that hold them all."""
+class Records(Mapping[str, NDArray[Any]]):
+    """Arrays `[records, ...]` by name, without a copy, each made when it is asked for.
 
-    flat: NDArray[np.int32]
+    Attributes:
+        flat: the words `[records, words]` int32 that hold them all.
+    """
 
-    @classmethod
-    def of(cls, flat: NDArray[np.int32], layout: Layout) -> Self:
-        """The arrays in `flat`, without a copy."""
-        found = cls((name, _array(flat, part)) for name, part in layout.items())
-        found.flat = flat
-        return found
+    def __init__(self, flat: NDArray[np.int32], layout: Layout) -> None:
+        self.flat = flat
+        self._layout = layout
+        self._made: Arrays = {}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._made:
+            self._made[name] = _array(self.flat, self._layout[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout)
+
+    def __len__(self) -> int:
+        return len(self._layout)
 
 
 def _array(flat: NDArray[np.int32], part: Part) -> NDArray[Any]:

@@ -46,7 +46,10 @@ class DeviceEngine(Engine):
         self.wasted_rounds = 0
         self.quiet = False
         self._maker = rounds.row_maker()
-        self._laws = np.zeros((self.trunk.cache.lanes, len(Laws._fields)))
+        count = self.trunk.cache.lanes
+        self._laws = np.zeros((count, len(Laws._fields)))
+        # of trunks, now and once their requests have ended by length
+        self._lengths, self._ends = np.zeros((2, count), np.int64)
         self._flying: _Flight | None = None
 
     def warm_up(self, context: int) -> None:
@@ -62,6 +65,7 @@ class DeviceEngine(Engine):
         """A lane has its first token."""
         temperature = lane.request.sampling.temperature
         self._laws[lane.index] = LaneLaw(temperature, self._drawn(temperature)).numbers
+        self._lengths[lane.index], self._ends[lane.index] = len(lane.trunk), len(lane.trunk) + lane.left
         self._hold(lane)
 
     def _hold(self, lane: Lane) -> None:
@@ -101,10 +105,11 @@ class DeviceEngine(Engine):
         if not lanes:
             return
         records, chain = self.rounds.read(flight.ticket), self.rounds.plan.chain
-        landing = Landing(records, lanes, self.target.eos)
+        landing = self._landing(records, lanes)
         for place in range(chain):
             self._listen(landing, place)
         landing.settle(chain)
+        self._lengths += landing.emitted.sum(0)
         if not self.quiet:
             rows = landing.rows()
             batch, step = records["live"].sum(1)[rows.record], flight.step + rows.record
@@ -112,12 +117,15 @@ class DeviceEngine(Engine):
             full = np.full((2, len(step)), [[shape.length], [shape.branches]])
             self._hand_over(self._maker, records, RoundNumbers(*rows, batch, step, *full), lanes, sink)
 
+    def _landing(self, records: Records, lanes: Sequence[Lane]) -> Landing:
+        return Landing(records, lanes, self._ends - self._lengths, self.target.eos)
+
     def _listen(self, landing: Landing, place: int) -> None:
         """Let those who follow a text have that of a round; count the rounds begun after a stop string."""
         for stopped in landing.listen(place):
             self.wasted_rounds += stopped.after
             if stopped.goes_on:
-                self.wasted_rounds += self._still_queued(landing.lanes[stopped.lane])
+                self.wasted_rounds += self._still_queued(stopped.lane)
 
     def _still_queued(self, lane: Lane) -> int:
         """Rounds of a lane that are queued after those that are being read."""

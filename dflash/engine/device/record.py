@@ -143,8 +143,8 @@ class RecordRing:
         if self._slots:
             slot = self._slots[ticket % self._count]
             slot.ready.synchronize()
-            return Records.of(slot.pinned.numpy().copy(), self.layout)
-        return Records.of(self._waiting.pop(ticket).numpy(), self.layout)
+            return Records(slot.pinned.numpy().copy(), self.layout)
+        return Records(self._waiting.pop(ticket).numpy(), self.layout)
 
     def forget(self, ticket: int) -> None:
         """Leave records unread."""

@@ -90,7 +90,7 @@ class RoundRows:
         joined, numbers, laws = _joined(chains)
         if order is not None:
             numbers, laws = RoundNumbers(*(each[order] for each in numbers)), laws.at(order)
-        records = Records.of(joined, self.layout)
+        records = Records(joined, self.layout)
         of_rows = {
             name: values[numbers.record, numbers.lane] for name, values in records.items() if name != "times"
         }
@@ -104,7 +104,7 @@ class RoundRows:
     def counted(self, chain: Chain) -> dict[str, Any]:
         """What is counted of live rows: the columns of these names, and `nodes` and `accepted` a row."""
         numbers = RoundNumbers(*chain.numbers)
-        records = Records.of(chain.flat, self.layout)
+        records = Records(chain.flat, self.layout)
         here = numbers.record, numbers.lane
         there = records["node_token"][here] >= 0
         shape = self.maker.shape_of(there)

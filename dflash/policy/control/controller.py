@@ -98,6 +98,8 @@ class Controller:
 
     def _look(self, who: I64, load: Load) -> Ahead:
         held, scopes, delay = self.scheduler.state, self._scopes(who), self.control.delay
+        if (steps := self.scheduler.held(scopes)) > delay:
+            return Ahead([self.scheduler.ask(scopes, load)], steps)
         self.scheduler.state = {name: column.copy() for name, column in held.items()}
         try:
             coming = []
