@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dflash.drafters.base import Anchor, Drafter, Proposal
 from dflash.engine.control import LaneControl, Result, Turn, propose_each
@@ -129,12 +130,18 @@ class Engine:
                     self._begin(free, busy, conversation, lane.text, sink, on_text)
                 # a lane that became free takes its next prompt before the others go on
                 if not done:
-                    self.round([lane for lane, _ in busy.values()], sink)
+                    self._join([lane for lane, _ in busy.values()], sink)
+                    going = [lane for lane, _ in busy.values() if begun(lane) and not lane.done]
+                    if going:
+                        self.round(going, sink)
         finally:
+            self._drop_prompts()
             for lane, _ in busy.values():
-                if not lane.done:
-                    lane.interrupt()
-                self._close(lane, sink)
+                # a prompt without a first token was not answered at all
+                if begun(lane):
+                    if not lane.done:
+                        lane.interrupt()
+                    self._close(lane, sink)
 
     def warm_up(self, context: int) -> None:
         """Do once what the first prompt would wait for else; all lanes must be empty.
@@ -175,20 +182,47 @@ class Engine:
         index = free.pop(0)
         lane = Lane.start(index, request, self.target.eos, self.target.tokenizer, on_text)
         busy[index] = (lane, conversation)
+        self._fill(lane, sink)
+
+    def _fill(self, lane: Lane, sink: Sink) -> None:
+        """Begin with a prompt. The lane takes part in rounds from its first token on."""
         self._prefill(lane, sink)
+
+    def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
+        """Before a round of these lanes: emit the first tokens of prompts that were only begun."""
+
+    def _drop_prompts(self) -> None:
+        """Forget prompts that were only begun."""
 
     def _prefill(self, lane: Lane, sink: Sink) -> None:
         """Compute a prompt's keys and values and emit the first token."""
         request, index = lane.request, lane.index
         self.trunk.reset(index)
         self.drafter.open(index)
-        self.control.open(lane)
-        sink.opened(lane)
         started = perf_counter()
         rows = self.trunk.append(index, request.prompt_tokens)
         anchor = anchor_at(lane, len(lane.trunk) - 1)
         row = self.judge.row(anchor, Proposal(), rows.logits, request.sampling)
         verify_us = (perf_counter() - started) * 1e6
+        if rows.taps is not None:
+            self.drafter.see(index, rows.taps)
+            if self.features:
+                row |= self.features.of(rows.taps[-1:])
+        row |= {"verify_us": verify_us, "round_us": (perf_counter() - started) * 1e6}
+        self._answer(lane, row, rows.taps, sink)
+
+    def _answer(self, lane: Lane, row: Row, taps: Tensor | None, sink: Sink) -> None:
+        """Begin a lane's answer with the choice behind its prompt.
+
+        Args:
+            lane: which.
+            row: what the target says there.
+            taps: `[prompt, taps x hidden]` of the prompt, where rows are to be made of them.
+            sink: for its rows.
+        """
+        request = lane.request
+        self.control.open(lane)
+        sink.opened(lane)
         first = int(row["slot_choice"][0])
         emission = lane.emit([first])
         row |= {
@@ -200,21 +234,15 @@ class Engine:
             "truncated_by": str(emission.truncated_by),
             "draft_length": 0,
             "branches": 0,
-            "context_length": anchor.position + 1,
-            "verify_us": verify_us,
-            "round_us": (perf_counter() - started) * 1e6,
+            "context_length": len(request.prompt_tokens),
             "batch_size": 1,
             "prompt_tokens": request.prompt_tokens,
             "prompt_text": request.prompt_text,
             "request_info": request.info_json(),
         }
-        if rows.taps is not None:
-            self.drafter.see(index, rows.taps)
-            if self.features:
-                row |= self.features.of(rows.taps[-1:])
         sink.row(lane, row)
-        if rows.taps is not None and self.features:
-            for extra in self.features.prompt_rows(request.prompt_tokens, rows.taps):
+        if taps is not None and self.features:
+            for extra in self.features.prompt_rows(request.prompt_tokens, taps):
                 sink.row(lane, extra)
 
     def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
@@ -284,6 +312,11 @@ class Engine:
         if temperature == self.context.temperature:
             return self.context
         return replace(self.context, temperature=temperature, draft=self.drafter.sampling_at(temperature))
+
+
+def begun(lane: Lane) -> bool:
+    """Whether a lane has its first token: nothing is drafted before."""
+    return len(lane.trunk) > len(lane.request.prompt_tokens)
 
 
 def _leaves(parents: Any) -> int:

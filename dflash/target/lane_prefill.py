@@ -25,10 +25,10 @@ CHUNK = PIECES[-1] * MAX_NODES
 
 
 class Chunk(NamedTuple):
-    """Tokens of a prompt that one forward takes: `[start, start + count)`, in so many pieces."""
+    """Tokens of a prompt that one forward takes: so many from `start` on, in so many pieces."""
 
     start: int
-    count: int
+    tokens: int
     pieces: int
 
 
@@ -96,11 +96,11 @@ class LanePrefill:
         taps, output = [], None
         for chunk in chunks(len(tokens)):
             held = self.ready(cache, chunk.pieces, behind)
-            part = tokens[chunk.start : chunk.start + chunk.count]
+            part = tokens[chunk.start : chunk.start + chunk.tokens]
             self._place(held.space, lane, length + chunk.start, part)
             output = self._run(held, cache, behind)
             if keep_taps and output.taps is not None:
-                taps.append(output.taps[: chunk.count].clone())
+                taps.append(output.taps[: chunk.tokens].clone())
         if output is None or output.logits is None:
             raise RuntimeError("a prompt needs a token and a step that leaves logits")
         return Prompt(output.logits, torch.cat(taps) if taps else None)
@@ -120,7 +120,8 @@ class LanePrefill:
     def _place(self, space: StepSpace, lane: int, start: int, tokens: Sequence[int]) -> None:
         """Send the device a chunk's rows."""
         count, pieces = len(tokens), -(-len(tokens) // MAX_NODES)
-        staged = StepInputs.make(*space.inputs.words.shape, pinned=space.hidden.is_cuda)
+        lanes, width = space.inputs.words.shape
+        staged = StepInputs.make(lanes, width, pinned=space.hidden.is_cuda)
         rows = torch.arange(start, start + count, dtype=torch.int32)
         staged.tokens[:count] = torch.tensor(tokens, dtype=torch.int32)
         staged.positions[:count] = rows

@@ -317,8 +317,8 @@ def test_pieces_of_a_prompt_see_each_other_through_the_interpreter(interpreted: 
 def test_chunks_take_every_token_once_in_the_least_rows(tokens: int) -> None:
     found = list(chunks(tokens))
     assert [chunk.start for chunk in found] == list(range(0, tokens, CHUNK))
-    assert sum(chunk.count for chunk in found) == tokens
+    assert sum(chunk.tokens for chunk in found) == tokens
     for chunk in found:
         smaller = [pieces for pieces in PIECES if pieces < chunk.pieces]
-        assert chunk.count <= chunk.pieces * 64
-        assert not smaller or chunk.count > smaller[-1] * 64
+        assert chunk.tokens <= chunk.pieces * 64
+        assert not smaller or chunk.tokens > smaller[-1] * 64

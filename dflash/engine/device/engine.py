@@ -11,10 +11,11 @@ from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device.arrays import Records
 from dflash.engine.device.landing import Landing
 from dflash.engine.device.law import LaneLaw, Laws
+from dflash.engine.device.prompted import PromptedEngine
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
 from dflash.engine.lane import Lane, Truncation
-from dflash.engine.loop import Engine, Sink
+from dflash.engine.loop import Sink
 from dflash.engine.recorder.unmade import Unmade, hand_over
 from dflash.policy.context import DraftSampling
 from dflash.target.scratch import Scratch
@@ -28,7 +29,7 @@ class _Flight(NamedTuple):
     step: int
 
 
-class DeviceEngine(Engine):
+class DeviceEngine(PromptedEngine):
     """Decodes like `Engine`, with rounds that never wait for the host.
 
     Acceptance, and ends by an end-of-text token or by length, are decided on the device. Stop strings are
@@ -53,13 +54,9 @@ class DeviceEngine(Engine):
         self._flying: _Flight | None = None
 
     def warm_up(self, context: int) -> None:
-        """As `Engine.warm_up`; rounds are captured, too."""
+        """Make what the first prompt and the first round would wait for else."""
         super().warm_up(context)
         self.rounds.ready(context)
-
-    def _prefill(self, lane: Lane, sink: Sink) -> None:
-        super()._prefill(lane, sink)
-        self._joined(lane)
 
     def _joined(self, lane: Lane) -> None:
         """A lane has its first token."""

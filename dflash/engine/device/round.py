@@ -21,6 +21,7 @@ from dflash.engine.device.rows import RoundRows
 from dflash.engine.device.shared import RoundShared
 from dflash.engine.device.views import Moves, RoundViews
 from dflash.engine.lane import Lane
+from dflash.engine.loop import synchronise
 from dflash.engine.recorder.columns import ColumnMaker
 from dflash.kernels.accept_tree import Accepted, accept_tree
 from dflash.kernels.round_best import BestScratch, draft_best
@@ -208,19 +209,31 @@ class DeviceRound:
     def ready(self, longest: int) -> _Built:
         """Rounds over caches with room for what this chain and the one before write."""
         ahead = longest + 2 * self.plan.chain * (self.tree.length + 1)
-        cache = self.trunk.cache
-        cache.fit(ahead + self.width)
-        context: list[KeyValue] = []
-        if self.draft is not None and self.drafter is not None:
-            context = self.drafter.cache.whole(ahead + self.drafter.config.block_size)
+        cache, context = self.trunk.cache, self._fit(ahead)
         first = cache.keys[0] if 0 in cache.keys else self.trunk.stores()[0].keys
         key = (self.drawn, cache.capacity, first.data_ptr(), *(pair.keys.data_ptr() for pair in context[:1]))
         if self._built is None or self._built.key != key:
             # the graph before may still run on what it holds
-            if self.record.is_cuda:
-                torch.cuda.synchronize(self.record.device)
+            synchronise(self.record.device)
             self._built = self._build(key, self.trunk.stores(), context)
         return self._built
+
+    def _fit(self, ahead: int) -> list[KeyValue]:
+        """Have room for trunks of so many tokens; the drafter's context, if there is to be one."""
+        cache = self.trunk.cache
+        drafter = self.drafter if self.draft is not None else None
+        behind = ahead + (0 if drafter is None else drafter.config.block_size)
+        # prompts are read on a stream of their own, which must not meet caches on the move
+        moves = ahead + self.width > cache.capacity or (
+            drafter is not None and behind > drafter.cache.capacity
+        )
+        if moves:
+            synchronise(self.record.device)
+        cache.fit(ahead + self.width)
+        context = [] if drafter is None else drafter.cache.whole(behind)
+        if moves:
+            synchronise(self.record.device)
+        return context
 
     @torch.inference_mode()
     def _build(self, key: tuple[int, ...], cache: list[KeyValue], context: list[KeyValue]) -> _Built:

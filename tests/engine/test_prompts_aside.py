@@ -1,0 +1,189 @@
+"""Prompts that are read beside rounds: whenever their lanes join, the file says the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import device_runs
+import draft_runs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash.engine.device.engine import DeviceEngine
+from dflash.engine.device.prompted import Refills
+from dflash.engine.device.refill import PromptRound, Refill
+from dflash.engine.loop import begun
+from dflash.engine.prompts.files import text_prompt, with_ids
+
+
+@pytest.fixture(scope="module")
+def target(tiny: Any) -> Any:
+    return device_runs.native_target(tiny)
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return device_runs.write_drafter(target, tmp_path_factory.mktemp("drafter"), "dspark")
+
+
+@pytest.fixture(autouse=True)
+def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_runs.by_reference(monkeypatch)
+
+
+def recorded(target: Any, output: Path, prepare: Any = None, **given: Any) -> tuple[Any, Any]:
+    """A recording's rows, and its engine; `prepare` is given the engine before."""
+    chosen = {"target_impl": "native", "rounds": "device", "lanes": 3, "max_new_tokens": 13}
+    run = draft_runs.session(target, output, **chosen | given)
+    assert isinstance(run.engine, DeviceEngine)
+    if prepare is not None:
+        prepare(run.engine)
+    asked = [text_prompt(prompt * (1 + place % 3)) for place, prompt in enumerate(draft_runs.prompts(8))]
+    run.record(run.conversations(with_ids(asked), check=True))
+    return draft_runs.rows(output), run.engine
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"drafter": "none", "length": 0, "branches": 1, "temperature": 0.8},
+    "chain": {"length": 3, "branches": 1, "temperature": 0.8, "features": "all"},
+    "tree": {"length": 2, "branches": 3, "temperature": 0.0},
+    "dense": {"length": 2, "branches": 1, "temperature": 0.8, "dense": True},
+    "window": {"length": 3, "branches": 1, "policy": "match:control=window,control.every=2,control.after=2"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whenever_lanes_join_the_file_is_the_same(
+    target: Any, drafter: str, tmp_path: Path, kind: str
+) -> None:
+    """At once in the lane's own time, before the next round, or many rounds later."""
+    drafts = {"drafter": drafter, "draft_impl": "native", "draft_temperature": 4.0}
+    given = KINDS[kind] if kind == "plain" else drafts | KINDS[kind]
+
+    def in_turn(engine: DeviceEngine) -> None:
+        engine.overlaps = False
+
+    def after(rows: int) -> Any:
+        return lambda engine: setattr(engine, "refills", Refills(rows))
+
+    found = [
+        recorded(target, tmp_path / f"{place}.parquet", prepare, **given)[0]
+        for place, prepare in enumerate((in_turn, None, after(40), after(10)))
+    ]
+    steps = [sorted(row["step"] for row in rows if row["kind"] == 0) for rows in found]
+    assert steps[0] == steps[1] != steps[3]
+    for rows in found[1:]:
+        device_runs.same_rows(rows, found[0], atol=0.0, rtol=0.0)
+
+
+def test_nothing_is_drafted_before_a_first_token(
+    target: Any, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes take part in rounds from their first token on, and rest on the device before."""
+    plain, seen = DeviceEngine.round, []
+
+    def watched(engine: DeviceEngine, lanes: Any, sink: Any) -> None:
+        assert all(begun(lane) and not lane.done for lane in lanes)
+        live = engine.rounds.lanes.live.tolist()
+        waiting = [refill.lane.index for refill in engine.refills._waiting]
+        assert not any(live[index] for index in waiting)
+        seen.append(len(waiting))
+        plain(engine, lanes, sink)
+
+    monkeypatch.setattr(DeviceEngine, "round", watched)
+    given = {"drafter": drafter, "draft_impl": "native", "length": 2, "branches": 1}
+    rows, _ = recorded(
+        target, tmp_path / "run.parquet", lambda engine: setattr(engine, "refills", Refills(20)), **given
+    )
+    assert max(seen) > 0
+    order = [(row["request_id"], row["kind"]) for row in rows]
+    for place, (request, kind) in enumerate(order):
+        first = place == 0 or order[place - 1][0] != request
+        assert (kind == 2) == first
+
+
+def test_a_prompt_waits_for_what_may_still_write_its_rows(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a request was cut short by its stop string, rounds that are queued know nothing of its end."""
+    asked: list[bool] = []
+    plain = PromptRound.launch
+
+    def watched(prompts: PromptRound, lane: Any, *, in_turn: bool) -> Refill:
+        asked.append(in_turn)
+        return plain(prompts, lane, in_turn=in_turn)
+
+    monkeypatch.setattr(PromptRound, "launch", watched)
+    run = draft_runs.session(
+        target, tmp_path / "run.parquet", drafter="none", length=0, branches=1, target_impl="native"
+    )
+    entries = with_ids(text_prompt(prompt) for prompt in draft_runs.prompts(6))
+    lanes = []
+    run.record(run.conversations(entries, check=True), on_request=lanes.append)
+    assert asked == [False] * 6
+    asked.clear()
+    lanes[0].finish = "stop"
+    run.engine._written.add(0)
+    run.forget()
+    run.settings = replace(run.settings, overwrite=True)
+    run.record(run.conversations(with_ids([text_prompt("a"), text_prompt("b")]), check=True))
+    assert asked == [True, False]
+
+
+def test_prompts_that_have_no_first_token_when_a_run_is_stopped_are_not_in_the_file(
+    target: Any, tmp_path: Path
+) -> None:
+    run = draft_runs.session(
+        target, tmp_path / "run.parquet", drafter="none", length=0, branches=1, target_impl="native", lanes=3,
+    )  # fmt: skip
+    run.engine.refills = Refills(1)
+
+    def stop(lane: Any) -> None:
+        run.stop.set()
+
+    entries = with_ids(text_prompt(prompt * 4) for prompt in draft_runs.prompts(9))
+    done = run.record(run.conversations(entries, check=True), on_request=stop)
+    assert done.interrupted
+    rows = draft_runs.rows(tmp_path / "run.parquet")
+    begun_ones = {row["request_id"] for row in rows if row["kind"] == 2}
+    assert {row["request_id"] for row in rows} == begun_ones
+    assert len(begun_ones) < 4
+    assert not list(run.engine.refills.due(idle=True))
+
+
+class _Queued:
+    """A prompt that only has a length."""
+
+    def __init__(self, name: int, rows: int) -> None:
+        self.name, self.rows = name, rows
+
+
+@given(st.lists(st.integers(1, 3000), max_size=30), st.lists(st.booleans(), min_size=60, max_size=60))
+def test_every_prompt_joins_once_in_order_and_no_sooner_than_there_was_time(
+    lengths: list[int], idle: list[bool]
+) -> None:
+    refills = Refills(512)
+    for name, rows in enumerate(lengths):
+        refills.add(_Queued(name, rows))  # type: ignore[arg-type]
+    joined: list[Any] = []
+    for waits in idle * 4:
+        before = len(joined)
+        joined += refills.due(idle=waits)
+        if waits and before < len(lengths):
+            assert len(joined) > before
+    assert [refill.name for refill in joined] == list(range(len(lengths)))
+
+
+@given(st.lists(st.integers(1, 3000), max_size=30))
+def test_prompts_take_no_more_of_the_time_of_others_than_they_are_given(lengths: list[int]) -> None:
+    refills, rounds, done = Refills(512), 0, 0
+    for name, rows in enumerate(lengths):
+        refills.add(_Queued(name, rows))  # type: ignore[arg-type]
+    while done < sum(lengths):
+        rounds += 1
+        done += sum(refill.rows for refill in refills.due(idle=False))
+        assert done <= 512 * rounds
+    assert rounds <= -(-sum(lengths) // 512) if lengths else rounds == 0
