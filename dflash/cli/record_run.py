@@ -31,8 +31,8 @@ from dflash.engine.settings import RecordSettings
 from dflash.errors import UsageError
 from dflash.target.catalogue import DEFAULT
 
-# of the time of a run, what the recorder may hold up without a word
-WORTH_TELLING = 0.01
+# seconds for which the recorder may hold decoding up without a word
+WORTH_TELLING = 0.005
 
 
 class StreamOfShards(UsageError):
@@ -193,14 +193,14 @@ def _idle() -> bool:
 
 
 def _close(recording: Recording, as_json: bool) -> int:
-    if recording.blocked_seconds > WORTH_TELLING * recording.seconds:
-        talk(f"decoding waited {recording.blocked_seconds:.2f} s for the recorder, which fell behind")
     if recording.unwritten is not None:
         warn(f"the last metrics could not be written: {recording.unwritten}")
     for error in recording.lost:
         warn(f"left out: {error}")
     document = summary(recording)
     if as_json:
+        if waited := _waited(document):
+            talk(waited)
         emit(document, True, lambda console: None)
     else:
         _say(document)
@@ -220,6 +220,12 @@ def _paid(pace: Verdict) -> str:
     return told + advice if pace.lost else told
 
 
+def _waited(document: Mapping[str, Any]) -> str:
+    blocked = document["blocked_seconds"]
+    told = f"decoding waited {blocked:.2f} s for the recorder, which fell behind"
+    return told if blocked > WORTH_TELLING else ""
+
+
 def _say(document: Mapping[str, Any]) -> None:
     tau = (
         "no live rounds"
@@ -232,9 +238,11 @@ def _say(document: Mapping[str, Any]) -> None:
         talk(f"{document['kept']} requests were kept from before, {new} are new")
     if document["unasked"] and document["run_status"] == "finished":
         warn(f"{document['unasked']} kept requests were not asked for again; they are at the end of the file")
+    waited = _waited(document)
     talk(
         f"{document['tokens']} tokens, {tau}, {document['tokens_per_second']:.1f} tokens/s, "
         f"{document['file']} ({document['bytes'] / 1e3:.0f} kB), digest {document['content_digest'][:12]}"
+        f"{f'; {waited}' if waited else ''}"
     )
     talk(f"replay: dflash replay {file} --policy match --policy threshold:t=0.7")
     talk(f"look:   dflash info {file}")

@@ -86,16 +86,18 @@ class Journal:
         features = Header.parse(text).features["mode"] != "none"
         self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
         try:
-            self._file = self.path.open("xb", buffering=BUFFER)
+            self._file = self.path.open("xb")
         except FileExistsError:
             refuse_journal(self.path)
             raise
         except OSError as error:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
-        self._stream = pa.ipc.new_stream(pa.PythonFile(self._file, "w"), self._schema)
+        self._buffer = pa.BufferedOutputStream(pa.PythonFile(self._file, "w"), BUFFER)
+        self._stream = pa.ipc.new_stream(self._buffer, self._schema)
         self._closing = pa.RecordBatch.from_arrays(
             [pa.array([], field.type) for field in self._schema], schema=self._schema
         )
+        self._closing_text = self._closing.serialize()
         self._sync_seconds, self._clock = sync_seconds, clock
         self._dirty, self._broken, self.batches = True, False, 0
         self.sync()
@@ -121,12 +123,12 @@ class Journal:
             raise SchemaRefused(f"other columns for the journal ({', '.join(odd)})")
         for batch in table.combine_chunks().to_batches():
             if batch.num_rows:
-                self._write(batch, request_id)
+                self._write(batch, batch.serialize(), request_id)
         self._sync_if_due()
 
     def close_request(self, request_id: str) -> None:
         """Marks a request as complete: a batch without rows."""
-        self._write(self._closing, request_id)
+        self._write(self._closing, self._closing_text, request_id)
         self._sync_if_due()
 
     @property
@@ -138,7 +140,7 @@ class Journal:
         """Makes everything so far survive a power cut."""
         if self._dirty:
             with writing(self.path):
-                self._file.flush()
+                self._buffer.flush()
                 os.fsync(self._file.fileno())
         self._synced, self._dirty = self._clock(), False
 
@@ -157,7 +159,9 @@ class Journal:
                 self._dirty = True
                 self.sync()
         finally:
-            # what could not be written is tried once more by a buffered file, and fails once more
+            # what could not be written is tried once more by buffered files, and fails once more
+            with suppress(OSError):
+                self._buffer.close()
             with suppress(OSError):
                 self._file.close()
 
@@ -174,15 +178,15 @@ class Journal:
         self.close()
         self.path.unlink(missing_ok=True)
 
-    def _write(self, batch: pa.RecordBatch, request_id: str) -> None:
+    def _write(self, batch: pa.RecordBatch, text: pa.Buffer, request_id: str) -> None:
         name = request_id.encode()
-        notes = {REQUEST: name, CHECK: batch_check(name, batch)}
+        notes = {REQUEST: name, CHECK: batch_check(name, text)}
         if self._broken:
             raise WriteFailed(self.path, "an earlier write failed, and nothing after it could be read back")
         self._dirty, self._broken = True, True
         with writing(self.path):
             self._stream.write_batch(batch, custom_metadata=notes)
-            self._file.flush()
+            self._buffer.flush()
         self._broken = False
         self.batches += 1
 
@@ -191,9 +195,9 @@ class Journal:
             self.sync()
 
 
-def batch_check(name: bytes, batch: pa.RecordBatch) -> bytes:
-    """CRC-32 of a batch and its request: the stream format has no checksums of its own."""
-    return f"{zlib.crc32(batch.serialize(), zlib.crc32(name)):08x}".encode()
+def batch_check(name: bytes, text: pa.Buffer) -> bytes:
+    """CRC-32 of a serialised batch and its request: the stream format has no checksums of its own."""
+    return f"{zlib.crc32(text, zlib.crc32(name)):08x}".encode()
 
 
 def _pairs(header_text: str, run_id: str, part: int, parts: int | None) -> dict[str, str]:

@@ -141,7 +141,7 @@ def _next(stream: pa.ipc.RecordBatchStreamReader) -> tuple[str, pa.RecordBatch] 
     try:
         batch, notes = stream.read_next_batch_with_custom_metadata()
         batch.validate(full=True)
-        if notes is None or notes[CHECK] != batch_check(notes[REQUEST], batch):
+        if notes is None or notes[CHECK] != batch_check(notes[REQUEST], batch.serialize()):
             return None
         return notes[REQUEST].decode(), batch
     except (StopIteration, OSError, KeyError, UnicodeDecodeError, pa.ArrowException):

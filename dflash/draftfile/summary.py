@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dflash.draftfile.violations import ParentOrder
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -59,23 +61,29 @@ class Summary:
         return 1 + sum(self.accepted) / self.rounds if self.rounds else None
 
     def add(self, table: pa.Table) -> None:
-        """Counts the rows of a table that has the format's columns."""
+        """Counts the rows of a table that has the format's columns.
+
+        Raises:
+            ParentOrder: A node does not stand behind its parent.
+        """
         kind = table["kind"].to_numpy()
-        decided = table.filter(pa.array((kind == Kind.LIVE) | (kind == Kind.PREFILL)))
-        live = table.filter(pa.array(kind == Kind.LIVE))
-        self.requests += int((kind == Kind.PREFILL).sum())
-        self.rounds += live.num_rows
+        live, prefill = kind == Kind.LIVE, kind == Kind.PREFILL
+        depths = tree_depths(table["node_parent"])[live]
+        lengths = _lengths(table["accepted_nodes"])[live]
+        self.requests += int(prefill.sum())
+        self.rounds += int(live.sum())
         self.dense_rows += int((kind == Kind.DENSE).sum())
         self.prompt_tokens += _total(table["prompt_tokens"])
-        self.nodes += _total(live["node_parent"])
-        self.tokens_emitted += int(np.nansum(decided["emitted"].to_numpy()))
-        lengths = _lengths(live["accepted_nodes"])
+        self.nodes += int(_lengths(table["node_parent"])[live].sum())
+        decided = live | prefill
+        self.tokens_emitted += int(np.nansum(table["emitted"].to_numpy()[decided]))
         self.lengths = _plus(self.lengths, np.bincount(lengths).tolist() if len(lengths) else [])
         self.accepted = _plus(self.accepted, _reaching(lengths))
-        self.drafted = _plus(self.drafted, _reaching(tree_depths(live["node_parent"])))
-        counted = Counter(self.truncations)
-        counted.update(value for value in decided["truncated_by"].to_pylist() if value is not None)
-        self.truncations = dict(counted)
+        self.drafted = _plus(self.drafted, _reaching(depths))
+        reasons = table["truncated_by"].filter(pa.array(decided)).drop_null()
+        for found in pc.value_counts(reasons).to_pylist():
+            value, count = found["values"], found["counts"]
+            self.truncations[value] = self.truncations.get(value, 0) + count
 
     def merge(self, other: Summary) -> Summary:
         """The summary of both files together."""
@@ -115,19 +123,32 @@ def merged(summaries: Iterable[Summary]) -> Summary:
 
 
 def tree_depths(parents: pa.ChunkedArray) -> Ints:
-    """Depth of each row's tree: the longest root-to-leaf path, in nodes."""
-    lists = parents.combine_chunks()
+    """Depth of each row's tree: the longest root-to-leaf path, in nodes.
+
+    Raises:
+        ParentOrder: A node does not stand behind its parent, so that it may have no depth.
+    """
     counts = _lengths(parents)
     starts = np.cumsum(counts) - counts
-    parent = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    pointer = np.where(parent < 0, -1, parent + starts[owner])
-    level, above = np.ones(len(pointer), np.int64), pointer
-    while (above >= 0).any():
-        level += above >= 0
-        above = np.where(above >= 0, pointer[above], -1)
+    parent = parents.combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    position = np.arange(len(parent)) - np.repeat(starts, counts)
+    odd = np.flatnonzero(parent >= position)
+    if len(odd):
+        expected = f"the parent of node {position[odd[0]]} before it"
+        raise ParentOrder(expected, str(parent[odd[0]]))
+    if (parent == position - 1).all():
+        return counts
+    pointer = np.where(parent < 0, -1, parent + np.repeat(starts, counts))
+    level, below = np.ones(len(pointer), np.int64), np.flatnonzero(pointer >= 0)
+    above = pointer[below]
+    while len(below):
+        level[below] += 1
+        above = pointer[above]
+        below, above = below[above >= 0], above[above >= 0]
     depth = np.zeros(len(counts), np.int64)
-    np.maximum.at(depth, owner, level)
+    there = np.flatnonzero(counts)
+    if len(there):
+        depth[there] = np.maximum.reduceat(level, starts[there])
     return depth
 
 

@@ -105,6 +105,7 @@ class DraftFileWriter:
         self._features = self.header.features["mode"] != "none"
         self._group_limits = np.array([row_group_rows, row_group_bytes])
         self._buffered = np.zeros(2, np.int64)
+        self._measured = self._exact = 0
         self._level = compression_level
         self._digest, self._summary = TableDigest(), Summary()
         self._buffer: list[pa.Table] = []
@@ -144,12 +145,22 @@ class DraftFileWriter:
             DataError: The rows break an invariant of the format.
         """
         schema = self._accept(table.schema)
-        if not table.schema.equals(schema, check_metadata=True):
+        # metadata alone may differ until the row group closes
+        if not table.schema.equals(schema):
             table = pa.Table.from_arrays(table.columns, schema=schema)
         self._buffer.append(table)
-        self._buffered += np.array([table.num_rows, table.nbytes])
-        if (self._buffered >= self._group_limits).any():
+        self._buffered += np.array([table.num_rows, _size(table)])
+        if self._is_full():
             self._flush()
+
+    def _is_full(self) -> bool:
+        """Whether the row group closes here; exact sizes take longer, and are taken where they decide."""
+        rows, size = self._group_limits.tolist()
+        if self._buffered[0] < rows and self._buffered[1] >= size:
+            self._measured += sum(table.nbytes for table in self._buffer[self._exact :])
+            self._exact = len(self._buffer)
+            self._buffered[1] = self._measured
+        return bool((self._buffered >= self._group_limits).any())
 
     def finish(
         self,
@@ -204,6 +215,8 @@ class DraftFileWriter:
     def _accept(self, schema: pa.Schema) -> pa.Schema:
         if self._schema is None:
             self._schema = file_schema(schema, self._features)
+        elif self._schema.equals(schema):
+            return self._schema
         if schema.names != self._schema.names:
             odd = sorted(set(schema.names) ^ set(self._schema.names))
             raise SchemaRefused(f"another set or order of columns ({', '.join(odd) or 'order'})")
@@ -221,8 +234,11 @@ class DraftFileWriter:
     def _flush(self) -> None:
         if not self._buffer:
             return
+        schema = self._schema or arrow_schema(self._features)
         group = pa.concat_tables(self._buffer).combine_chunks()
+        group = pa.Table.from_arrays(group.columns, schema=schema)
         self._buffer, self._buffered = [], np.zeros(2, np.int64)
+        self._measured = self._exact = 0
         place = Place(self.path, self._groups)
         check_rows(group, self._limits, place)
         self._requests |= check_requests(group, self._requests, place)
@@ -236,3 +252,9 @@ class DraftFileWriter:
         if self._described > self._grow_at:
             self._group_limits = self._group_limits * 2
             self._grow_at = (self._described + GROUPS_LIMIT) // 2
+
+
+def _size(table: pa.Table) -> int:
+    """Bytes of a table, too many rather than too few: as a stream would hold it, and a bit for every byte."""
+    size: int = sum(pa.ipc.get_record_batch_size(batch) for batch in table.to_batches())
+    return size + size // 8

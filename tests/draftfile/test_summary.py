@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_drafts import DENSE, LIVE, PREFILL, tables, write
 
 from dflash.draftfile.reader import open_draft_file
-from dflash.draftfile.summary import Summary, merged
+from dflash.draftfile.summary import Summary, merged, tree_depths
+from dflash.draftfile.violations import ParentOrder
 
 
 def depth(parents: list[int]) -> int:
@@ -79,3 +81,15 @@ def test_the_file_keeps_it(tmp_path: Path) -> None:
     found = open_draft_file(tmp_path / "run.parquet").summary
     assert found == summed(parts).to_dict()
     assert Summary.from_dict(found) == summed(parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(-1, 5), max_size=6), min_size=1, max_size=5))
+def test_nodes_that_do_not_stand_behind_their_parents_are_refused(parents: list[list[int]]) -> None:
+    """Circles among them, in which no path would end."""
+    column = pa.chunked_array([pa.array(parents, pa.list_(pa.int16()))])
+    if all(parent < place for row in parents for place, parent in enumerate(row)):
+        assert tree_depths(column).tolist() == [depth(row) for row in parents]
+        return
+    with pytest.raises(ParentOrder, match="before it"):
+        tree_depths(column)

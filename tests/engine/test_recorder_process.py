@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import requests_of
 
+from dflash.cli import record_run
 from dflash.cli.main import run
 from dflash.draftfile.rows import Ragged, RequestRows
 from dflash.engine.metrics import Metrics
@@ -242,8 +244,10 @@ def test_a_recorder_that_falls_behind_holds_decoding_up_and_this_is_said(dflash,
     monkeypatch.setattr(ProcessRecorder, "begin", stopped)
     code, document, err = dflash("-o", "run.parquet", "--recorder", "process")
     assert (code, document["requests"]) == (0, 5)
+    waited = f"decoding waited {document['blocked_seconds']:.2f} s for the recorder, which fell behind"
     assert document["blocked_seconds"] > 0.1
-    assert "s for the recorder, which fell behind" in err
+    assert waited in err
+    assert (record_run._waited(document), record_run._waited({"blocked_seconds": 0.0})) == (waited, "")
 
 
 def test_decoding_waits_for_no_word_of_the_recorder_before_all_is_decoded(dflash, in_folder, monkeypatch):
@@ -267,6 +271,39 @@ def test_decoding_waits_for_no_word_of_the_recorder_before_all_is_decoded(dflash
     assert decoded[0] > document["rounds"]
     assert dflash("-o", "whole.parquet", "--recorder", "inline")[0] == 0
     assert requests_of(in_folder / "run.parquet") == requests_of(in_folder / "whole.parquet")
+
+
+def test_while_it_decodes_a_process_opens_no_file_and_says_each_thing_once(dflash, monkeypatch):
+    """Identities, journal and file are the recorder's, or were known before."""
+    monkeypatch.setattr(ProcessRecorder, "sync", lambda self: None)
+    opened, finish, put = ProcessRecorder.opened, ProcessRecorder.finish, RingWriter.put
+    events, watching, said = [], [], []
+
+    def watch(event, given):
+        if watching and event in ("open", "import", "subprocess.Popen"):
+            events.append((event, given))
+
+    def begun(self, lane):
+        watching.append(True)
+        opened(self, lane)
+
+    def over(self, *given):
+        watching.clear()
+        return finish(self, *given)
+
+    sys.addaudithook(watch)
+    words = ("--recorder", "process", "--drafter", "suffix")
+    assert dflash("-o", "before.parquet", *words)[0] == 0
+    for name, call in (("opened", begun), ("finish", over)):
+        monkeypatch.setattr(ProcessRecorder, name, call)
+    monkeypatch.setattr(
+        RingWriter, "put", lambda self, *parts, **more: (said.append(1), put(self, *parts, **more))
+    )
+    code, document, _ = dflash("-o", "run.parquet", *words)
+    assert (code, events) == (0, [])
+    # first rows and rounds, the start and end of every request, the end of every prompt, open and finish
+    rounds, requests = document["rounds"], document["requests"]
+    assert len(said) == rounds + 3 * requests + len(LINES) + 2
 
 
 def test_more_messages_than_a_reader_has_begun_to_take_lie_ready(monkeypatch):

@@ -123,11 +123,11 @@ def test_overwrite_throws_a_journal_away(record_words, in_folder):
 def test_a_full_disk_ends_the_run_and_what_was_written_before_is_saved(record_words, in_folder, monkeypatch):
     write = Journal._write
 
-    def failing(self, batch, request_id):
+    def failing(self, *given):
         if self.batches == 5:
             self._file.write(b"\xff\xff\xff\xff torn")
             self._broken = True
-        write(self, batch, request_id)
+        write(self, *given)
 
     (in_folder / "p.txt").write_text("one\ntwo\nthree\nfour\n")
     with monkeypatch.context() as patch:

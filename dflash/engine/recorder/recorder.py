@@ -57,10 +57,10 @@ class _Open:
         self.tables.append(named(table, self.request_id))
 
     def table(self) -> pa.Table:
-        """All rows so far, in one piece that holds nothing else."""
-        whole = pa.concat_tables(self.tables).combine_chunks()
-        self.tables = [whole]
-        return whole
+        """All rows so far, in one piece."""
+        if len(self.tables) > 1:
+            self.tables = [pa.concat_tables(self.tables).combine_chunks()]
+        return self.tables[0]
 
 
 @dataclass(slots=True)
@@ -88,16 +88,18 @@ class Totals:
 
     def add(self, table: pa.Table, *, kept: bool = False) -> None:
         """Count one request, `kept` if it was recorded earlier."""
-        live = table["kind"].to_numpy() == Kind.LIVE
+        kind = table["kind"].to_numpy()
+        live = kind == Kind.LIVE
         accepted = pc.list_value_length(table["accepted_nodes"]).to_numpy()
-        emitted = pc.sum(table["emitted"]).as_py() or 0
+        decided = np.flatnonzero(live | (kind == Kind.PREFILL))
+        emitted = int(table["emitted"].to_numpy()[decided].sum())
         self.requests += 1
         self.rounds += int(live.sum())
         self.accepted += int(accepted[live].sum())
         self.emitted += emitted
         self.kept += kept
         self.kept_tokens += emitted if kept else 0
-        reason = table["truncated_by"].drop_null()[-1].as_py()
+        reason = table["truncated_by"][decided[-1]].as_py()
         self.finish[reason] = self.finish.get(reason, 0) + 1
 
 

@@ -166,12 +166,13 @@ def _placed(kind: type, told: list[tuple[str, tuple[int, ...]] | None]) -> _Form
 def _bytes_of(array: NDArray[Any]) -> Buffer:
     if array.nbytes <= _SMALL:
         return array.tobytes()
-    return memoryview(np.ascontiguousarray(array)).cast("B")
+    return np.ascontiguousarray(array).data.cast("B")
 
 
 def is_form(text: bytes) -> bool:
     """Whether a message is of `Forms`."""
-    return _SIZE.unpack_from(text)[0] == 0
+    (count,) = _SIZE.unpack_from(text)
+    return bool(count == 0)
 
 
 def unframed(text: bytes) -> tuple[Any, ...]:
