@@ -58,7 +58,7 @@ class LaneControl:
 
     def restart(self) -> None:
         """Forget all that was learned; no lane may be busy."""
-        self._controller = Controller(self.policy.control, self._frame, self._lanes)
+        self._controller = Controller(self.policy.control, self._frame, self._lanes, foresees=True)
 
     def open(self, lane: Lane) -> None:
         """A request starts in this lane."""

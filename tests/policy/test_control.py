@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from dflash.policy.control import CONTROLS
 from dflash.policy.control.base import Frame, Load
 from dflash.policy.control.confidence import ConfidenceScheduled
-from dflash.policy.control.controller import Controller, Outcome
+from dflash.policy.control.controller import Controller, Outcome, same_shape
 from dflash.policy.control.ema import Ema
 from dflash.policy.control.goodput import Goodput
 from dflash.policy.control.heuristic import Heuristic
@@ -296,3 +297,69 @@ def test_what_makes_no_control_is_refused():
                 control().scheduler(Frame(1, 1, 1, 1), 1)
     with pytest.raises(ThresholdMissing):
         Window(dt=0.1).scheduler(Frame(1, 1, 1, 1), 1)
+
+
+STREAMS = [replace(control, scope="stream") for control in LEARNING]
+
+
+@pytest.mark.parametrize("control", [*LEARNING, *STREAMS, Schedule("1:3/2:1/4:0")], ids=str)
+@pytest.mark.parametrize("foresees", [False, True])
+def test_what_is_sure_comes_true_whatever_happens(control, foresees):
+    """Steps in which no request comes or goes are foreseen, and states do not tell that somebody looked."""
+    rng, lanes = np.random.default_rng(7), 4
+    seer, blind = Controller(control, FRAME, lanes, foresees=foresees), Controller(control, FRAME, lanes)
+    who, sure = np.arange(lanes), {}
+    for step in range(150):
+        if rng.random() < 0.1:
+            fresh = rng.permutation(lanes)[:2]
+            seer.open(fresh)
+            blind.open(fresh)
+            who, sure = np.flatnonzero(rng.random(lanes) < 0.8), {}
+            who = who if len(who) else np.arange(1)
+        load = Load(len(who), 100.0)
+        if rng.random() < 0.7:
+            ahead = seer.foresee(who, load)
+            assert ahead.sure > control.delay
+            assert same_shape(ahead.at(0), blind.ask(who, load))
+            sure |= {step + more: ahead.at(more) for more in range(min(ahead.sure, 40))}
+        asked, expected = seer.ask(who, load), blind.ask(who, load)
+        assert same_shape(asked, expected)
+        assert seer.columns(who) == blind.columns(who)
+        if step in sure:
+            assert same_shape(asked, sure[step])
+        drafted = np.where(rng.random(len(who)) < 0.9, asked.length, asked.length // 2)
+        outcome = Outcome(np.minimum(rng.geometric(0.4, len(who)) - 1, drafted), drafted, asked.length)
+        seer.tell(who, outcome)
+        blind.tell(who, outcome)
+
+
+@pytest.mark.parametrize("every", [1, 5, 16])
+def test_a_length_lasts_as_long_as_it_was_said(every):
+    control = Goodput(after=2, weight=0.5, shortest=0, every=every, again=0, scope="stream")
+    asked, _ = run(control, 5, rounds=400)
+    changes = np.flatnonzero(np.diff([length for length, *_ in asked]))
+    first = control.lag + control.after
+    assert len(changes)
+    assert all((change + 1 - first) % every == 0 for change in changes)
+
+
+def test_a_batch_without_drafts_drafts_again_after_a_while_and_learns_nothing_before():
+    flat = StepTime(Grid(((0.0, 8.0), (1.0,)), (0.0, 400.0)), Grid(((0.0,), (1.0,), (0.0,)), (100.0,)))
+    control = Goodput(after=1, lag=0, shortest=0, every=4, again=10, scope="stream")
+    controller, who = Controller(control, Frame(4, 1, 4, 1, step_time=flat), 2), np.arange(2)
+    lengths, states = [], []
+    for _ in range(60):
+        length = controller.ask(who, Load(2, 1.0)).length
+        lengths.append(int(length[0]))
+        states.append(controller.facts(0))
+        controller.tell(who, Outcome(np.zeros_like(length), length, length))
+    plain = [step for step, length in enumerate(lengths) if not length]
+    runs = np.split(plain, np.flatnonzero(np.diff(plain) > 1) + 1)
+    assert len(runs) > 2
+    # ten, and what is left of the choice that they end in
+    assert {len(run) for run in runs[:-1]} == {12}
+    for step in plain[1:]:
+        if step - 1 in plain:
+            assert [states[step][name] for name in ("accepted", "tried")] == [
+                states[step - 1][name] for name in ("accepted", "tried")
+            ]

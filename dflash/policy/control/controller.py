@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dflash.policy.control.base import Asked, Control, Frame, Load, Seen
+from dflash.policy.control.base import Asked, Control, Frame, Load, Seen, State
 from dflash.policy.noise import F64, I64
 from dflash.policy.rule import Rule
 from dflash.policy.shape import Shape
@@ -65,12 +65,16 @@ class Controller:
         control: of the policy.
         frame: what it may ask for.
         requests: how many there are to tell apart: lanes of an engine, requests of a walk.
+        foresees: whether it will be asked to `foresee`, for which it keeps states of all of them.
     """
 
-    def __init__(self, control: Control, frame: Frame, requests: int) -> None:
+    def __init__(self, control: Control, frame: Frame, requests: int, *, foresees: bool = False) -> None:
         self.control = control
+        self._foresees = foresees and not control.batch
         self.scheduler = control.scheduler(frame, 1 if control.streams else requests)
         self._late: deque[tuple[I64, Seen]] = deque()
+        # what a state will be as outcomes become known, where nothing else changes it
+        self._states = deque([self.scheduler.state])
         self._ahead: tuple[tuple[bytes, int], Ahead] | None = None
 
     def open(self, who: I64) -> None:
@@ -78,7 +82,9 @@ class Controller:
         self._ahead = None
         if self.control.streams:
             return
-        self.scheduler.reset(who)
+        for state in reversed(self._states):
+            self.scheduler.state = state
+            self.scheduler.reset(who)
         self._late = deque(_without(who, item) for item in self._late)
 
     def ask(self, who: I64, load: Load) -> Asked:
@@ -97,32 +103,55 @@ class Controller:
         return self._ahead[1]
 
     def _look(self, who: I64, load: Load) -> Ahead:
-        held, scopes, delay = self.scheduler.state, self._scopes(who), self.control.delay
+        scopes, delay = self._scopes(who), self.control.delay
         if (steps := self.scheduler.held(scopes)) > delay:
             return Ahead([self.scheduler.ask(scopes, load)], steps)
-        self.scheduler.state = {name: column.copy() for name, column in held.items()}
+        present = self.scheduler.state
         try:
-            coming = []
-            for step in range(delay + 1):
-                coming.append(self.scheduler.ask(scopes, load))
-                self.scheduler.passed(scopes)
-                known = len(self._late) + step - delay
-                if 0 <= known < len(self._late):
-                    self._learn(self._late[known])
-            return Ahead(coming, delay + 1 + self.scheduler.held(scopes))
+            return self._decided(scopes, load) if self._foresees else self._simulated(scopes, load)
         finally:
-            self.scheduler.state = held
+            self.scheduler.state = present
+
+    def _decided(self, scopes: I64, load: Load) -> Ahead:
+        """Look at states that are there already."""
+        delay, coming = self.control.delay, []
+        unheard = delay + 1 - len(self._states)
+        for state in self._states:
+            self.scheduler.state = state
+            coming.append(self.scheduler.ask(scopes, load))
+        return Ahead([coming[0]] * unheard + coming, delay + 1)
+
+    def _simulated(self, scopes: I64, load: Load) -> Ahead:
+        """Go on without further outcomes."""
+        delay, coming = self.control.delay, []
+        self.scheduler.state = _copied(self.scheduler.state)
+        for step in range(delay + 1):
+            coming.append(self.scheduler.ask(scopes, load))
+            self.scheduler.passed(scopes)
+            known = len(self._late) + step - delay
+            if 0 <= known < len(self._late):
+                self._learn(self._late[known])
+        return Ahead(coming, delay + 1 + self.scheduler.held(scopes))
 
     def tell(self, who: I64, outcome: Outcome) -> None:
         """Take in one step's rounds, at most one a request."""
         self._ahead = None
-        self.scheduler.passed(self._scopes(who))
         seen = _seen(outcome)
+        scopes = self._scopes(who)
         if self.control.streams:
             who, seen = np.zeros(1, dtype=np.int64), seen.each(lambda column: column.sum(keepdims=True))
-        self._late.append((who, seen))
-        if len(self._late) > self.control.delay:
-            self._learn(self._late.popleft())
+        if not self._foresees:
+            self.scheduler.passed(scopes)
+            self._late.append((who, seen))
+            if len(self._late) > self.control.delay:
+                self._learn(self._late.popleft())
+            return
+        self.scheduler.state = _copied(self._states[-1])
+        self._states.append(self.scheduler.state)
+        self._learn((who, seen))
+        if len(self._states) > self.control.delay + 1:
+            self._states.popleft()
+        self.scheduler.state = self._states[0]
 
     def _learn(self, known: tuple[I64, Seen]) -> None:
         scopes, seen = known
@@ -153,6 +182,10 @@ def frame_of(rule: Rule, shape: Shape, largest: Shape, step_time: StepTime | Non
         raise ValueError("expected the largest shape with a length and branches")
     t = getattr(rule, "t", None)
     return Frame(start.length, start.branches, largest.length, largest.branches, t, step_time)
+
+
+def _copied(state: State) -> State:
+    return {name: column.copy() for name, column in state.items()}
 
 
 def _seen(outcome: Outcome) -> Seen:
