@@ -41,15 +41,16 @@ _LIMIT = 2**31 - 1
 @quantisation_option("--draft-quant", "drafters that are models (self is always int8)")
 @click.option(
     "--target-impl",
-    type=click.Choice(["generic", "native"]),
-    default="generic",
+    type=click.Choice(["auto", "generic", "native"]),
+    default="auto",
     show_default=True,
-    help="What scores drafted trees: transformers, or this package's kernels on a CUDA device.",
+    help="What scores drafted trees: transformers, or this package's kernels; auto: these on a GPU, if they "
+    "compute the model.",
 )
 @click.option(
     "--draft-impl",
-    type=click.Choice(["generic", "native"]),
-    default="generic",
+    type=click.Choice(["auto", "generic", "native"]),
+    default="auto",
     show_default=True,
     help="The same for a dflash or dspark drafter.",
 )

@@ -133,11 +133,12 @@ def load(options: Mapping[str, Any]) -> Target:
         here = False
     if not here:
         raise UsageError(f"Expected cpu, or cuda where there is a GPU, as --device, found {device!r}.")
-    native = options.get("target_impl") == "native"
-    if (native or options.get("draft_impl") == "native") and torch.device(device).type != "cuda":
-        raise UsageError(f"Expected native implementations on a CUDA device, found {device!r}.")
-    if options.get("rounds") == "device" and not native:
+    native, on_device = options.get("target_impl") == "native", options.get("rounds") == "device"
+    if on_device and options["target_impl"] == "generic":
         raise UsageError("Expected --target-impl native with --rounds device, found generic.")
+    asked = native or on_device or options.get("draft_impl") == "native"
+    if asked and torch.device(device).type != "cuda":
+        raise UsageError(f"Expected native implementations on a CUDA device, found {device!r}.")
     try:
         with stages() as report:
             target = load_target(

@@ -65,8 +65,9 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
     if settings.resume and not found:
         talk(f"nothing to resume: there is no recording of {settings.output} yet, so all of it is run")
     session = Session(load(options), settings)
-    if session.rounds_remark is not None:
-        talk(session.rounds_remark)
+    for remark in (session.generic_remark, session.rounds_remark):
+        if remark is not None:
+            talk(remark)
     answers = chosen(
         bool(prompts) or source.typed, settings.lanes, as_json=as_json, json_lines=options["json_lines"]
     )

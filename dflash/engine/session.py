@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 
 from dflash.drafters.base import Drafter, DraftShape
-from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.build import DraftSettings, build_drafter
 from dflash.engine.control import LaneControl
 from dflash.engine.dense.choice import choose_dense
@@ -21,6 +20,7 @@ from dflash.engine.device.choice import choose_engine
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.features import FeatureMode, Features, Fingerprint, default_taps
 from dflash.engine.header import RunSettings, build_header
+from dflash.engine.implementation import settle_drafter, settle_target
 from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Conversation, Engine, Sink
@@ -66,14 +66,14 @@ class Session:
         memory: What it was estimated to take, once `fit` was asked.
         context: Tokens that trunks are expected to come to.
         part: Which file of which run, where shards agreed on that.
+        generic_remark: Why the target is not computed natively where it might have been.
         rounds_remark: Why rounds go through the host where they were to run on the device.
     """
 
     def __init__(self, target: Target, settings: RecordSettings) -> None:
-        self.target = target
         # ids beyond the tokenizer's are padding, and are never stored
         settings = replace(settings, store_topk=min(settings.store_topk, len(target.tokenizer)))
-        self.settings = settings
+        self.target, self.settings, self.generic_remark = settle_target(target, settings)
         self.stop = threading.Event()
         self.lost: list[PromptError] = []
         self.left: Path | None = None
@@ -308,12 +308,7 @@ class Session:
             settings.draft_quant,
         )
         drafter = build_drafter(settings.parts, self.target, self.noise, draft)
-        if settings.draft_impl == "native":
-            if not isinstance(drafter, BlockFamily):
-                raise UsageError(
-                    f"Expected a dflash or dspark drafter with --draft-impl native, found {settings.drafter}."
-                )
-            drafter.use_native(Way(settings.numerics))
+        self.settings = settle_drafter(drafter, settings, Way(settings.numerics))
         return drafter
 
     def _taps(self) -> tuple[int, ...]:

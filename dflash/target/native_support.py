@@ -11,7 +11,7 @@ from torch import nn
 from dflash.kernels.attention_checks import HEAD_SIZES, MAX_GROUP
 from dflash.target.errors import NativeUnsupported
 
-TargetImpl = Literal["generic", "native"]
+AskedImpl = Literal["auto", "generic", "native"]
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 ROPES = ("default", "linear", "llama3", "yarn")
 
@@ -22,12 +22,13 @@ def check_native(name: str, model: Any) -> None:
     Raises:
         NativeUnsupported: lists every reason.
     """
-    text = model.config.get_text_config()
-    reasons = [*_of_config(text)]
-    if not reasons:
-        reasons += _of_modules(model)
-    if reasons:
+    if reasons := misfits(model):
         raise NativeUnsupported(name, reasons)
+
+
+def misfits(model: Any) -> list[str]:
+    """Everything about a model that the native step cannot compute."""
+    return [*_of_config(model.config.get_text_config())] or [*_of_modules(model)]
 
 
 def _of_config(text: Any) -> Iterator[str]:

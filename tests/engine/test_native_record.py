@@ -83,6 +83,7 @@ def test_rounds_on_a_device_are_refused_before_a_model_is_loaded(
     in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["record", "hello", "--target", "./nothing", "--device", "cpu", "-o", "x.parquet"]
-    for option, advice in (((), "--target-impl native"), (("--target-impl", "native"), "CUDA device")):
-        assert run([*words, "--rounds", "device", *option]) == 2
+    asked = {"auto": "CUDA device", "generic": "--target-impl native", "native": "CUDA device"}
+    for option, advice in asked.items():
+        assert run([*words, "--rounds", "device", "--target-impl", option]) == 2
         assert advice in capsys.readouterr().err
