@@ -75,6 +75,46 @@ def test_logits_and_taps_are_nearer_to_float32_than_the_dtype_explains(kind: str
             assert error(own, law) <= 1.5 * error(other, law) + 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_prompts_in_pieces_are_as_near_to_float32(kind: str, dtype: torch.dtype) -> None:
+    """One graph a size, the pieces of a prompt side by side."""
+    model, exact = make(kind, dtype), make(kind, torch.float32)
+    taps, lengths = (1, 3, 4), (30, 100, 200, 500, 900)
+    native = NativeTrunk("random", model, lanes=5, taps=taps, prefills=True)
+    generic, law = (TrunkModel(each, lanes=5, taps=taps) for each in (model, exact))
+    for lane, length in enumerate(lengths):
+        found, other, true = (trunk.append(lane, prompt(length)) for trunk in (native, generic, law))
+        for name in ("logits", "taps"):
+            own, theirs, best = (getattr(rows, name) for rows in (found, other, true))
+            assert not own.isnan().any()
+            assert error(own, best) <= 1.5 * error(theirs, best) + 1e-3
+    trees = [tree(9, lane) for lane in range(5)]
+    scored = [
+        trunk.score([LaneRows(lane, *each) for lane, each in enumerate(trees)])
+        for trunk in (native, generic, law)
+    ]
+    for mine, theirs, best in zip(*scored, strict=True):
+        assert error(mine.logits, best.logits) <= 1.5 * error(theirs.logits, best.logits) + 1e-3
+
+
+def test_replay_exact_prompts_have_the_same_bits_in_every_lane_and_cache() -> None:
+    model = make("llama", torch.bfloat16)
+    way, lengths = Way("replay-exact"), (30, 100, 300, 700)
+    found = []
+    for lanes, capacity, lane in ((1, 1024, 0), (4, 1024, 3), (2, 2048, 0)):
+        trunk = NativeTrunk("random", model, lanes, capacity, (2,), way, prefills=True)
+        rows = []
+        for length in lengths:
+            trunk.reset(lane)
+            rows.append(trunk.append(lane, prompt(length)))
+        found.append(rows)
+    for rows in found[1:]:
+        for mine, theirs in zip(rows, found[0], strict=True):
+            assert torch.equal(mine.logits, theirs.logits)
+            assert torch.equal(mine.taps, theirs.taps)
+
+
 def test_commits_and_growing_caches_are_followed_by_the_graphs() -> None:
     model = make("llama", torch.bfloat16)
     native, generic = NativeTrunk("random", model, capacity=128), TrunkModel(model, capacity=128)

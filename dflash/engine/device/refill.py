@@ -72,6 +72,7 @@ class PromptRound:
         self.scratch = SlotScratch.make(1, trunk.vocabulary, plan.top, 0, device)
         self.maker = ColumnMaker([], self.tree.expanded, 1, plan.store_topk)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._wait()
 
     @property
     def _keeps_taps(self) -> bool:
@@ -91,6 +92,7 @@ class PromptRound:
         for pieces in PIECES:
             if pieces == 1 or pieces * MAX_NODES // 2 < context:
                 self.steps.ready(self.trunk.stores(), pieces, behind)
+        self._wait()
 
     def room(self, tokens: int) -> None:
         """Have room for trunks of so many tokens; nothing runs meanwhile where caches must move."""
@@ -107,6 +109,7 @@ class PromptRound:
         if native is not None and native.native is not None:
             native.cache.extend(0, 0, native.native.empty_rows())
             native.cache.whole(needed)
+            native.native.reserve(native.cache.capacity)
         self._wait()
 
     def _wait(self) -> None:
@@ -160,7 +163,6 @@ class PromptRound:
         if native is None or native.native is None:
             return Behind((), partial(self._judge, ()))
         context = [KeyValue(*pair) for pair in native.cache.whole(0)]
-        native.native.reserve(native.cache.capacity)
         memory = tuple(store.data_ptr() for pair in context for store in pair)
         return Behind((*memory, native.cache.capacity), partial(self._judge, context))
 
