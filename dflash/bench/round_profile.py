@@ -13,6 +13,7 @@ import numpy as np
 from dflash.bench.decode import PLAIN, SPECULATIVE, Decoder, DecodeSettings, NoSink, Side
 from dflash.bench.decode_clock import Clock
 from dflash.bench.decode_models import Subject
+from dflash.bench.step import Setting
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.device.ladder import rung_lengths
 from dflash.engine.lane import Lane
@@ -20,6 +21,10 @@ from dflash.engine.recorder.unmade import Unmade
 from dflash.policy.step_time import Grid, StepTime
 
 TOKENS, REPEATS = 128, 3
+ASSUMPTIONS = (
+    "a round takes as long for a lane without a request as for one with it",
+    "a round takes as long at any context",
+)
 
 
 class RoundTime(NamedTuple):
@@ -40,6 +45,17 @@ class _Timed(NoSink):
         self.draft_us += rows.maker.counted(rows.part)["draft_us"].tolist()
 
 
+def lanes_of(most: int) -> list[int]:
+    """Numbers of lanes to time: powers of 8, and the most."""
+    powers = (8**power for power in range(most.bit_length()))
+    return sorted({most, *(count for count in powers if count < most)})
+
+
+def settings_of(length: int, branches: int, lanes: Sequence[int]) -> list[Setting]:
+    """What is timed."""
+    return [Setting(rung, branches if rung else 1, count) for count in lanes for rung in rung_lengths(length)]
+
+
 def profile_rounds(
     subject: Subject,
     given: DecodeSettings,
@@ -57,12 +73,9 @@ def profile_rounds(
         lanes: engines' numbers of lanes, ascending.
     """
     given = replace(given, lists=(), policies=("match",), new_tokens=TOKENS, host=False)
-    rungs = rung_lengths(given.length)
-    found = {
-        (length, count): _round_time(subject, replace(given, length=max(length, 1)), length, count, say)
-        for count in lanes
-        for length in rungs
-    }
+    rungs, found = rung_lengths(given.length), {}
+    for length, _, count in settings_of(given.length, given.branches, lanes):
+        found[length, count] = _round_time(subject, given, length, count, say)
     lengths = range(given.length + 1)
     held = [min(rung for rung in rungs if rung >= length) for length in lengths]
     draft = [found[rung, count].draft_us for rung in held for count in lanes]
@@ -79,6 +92,7 @@ def _round_time(
     subject: Subject, given: DecodeSettings, length: int, count: int, say: Callable[[str], None]
 ) -> RoundTime:
     say(f"{count} lanes: rounds of length {length}")
+    given = replace(given, length=max(length, 1))
     decoder = Decoder(subject, Side(SPECULATIVE if length else PLAIN), count, given, Path())
     engine = decoder.session.engine
     if not isinstance(engine, DeviceEngine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -16,6 +16,10 @@ from dflash.cli.cost_text import profile_text, render_cost
 from dflash.cli.options import json_option, output_option, overwrite_option, target_option
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.outputs import check_outputs
+from dflash.replay.cost import CostModel
+
+if TYPE_CHECKING:
+    from dflash.bench.step import Setting
 
 SHAPES = ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b")
 
@@ -34,6 +38,13 @@ SHAPES = ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b")
     default=32,
     show_default=True,
     help="Answer of each run, in tokens.",
+)
+@click.option(
+    "--rounds",
+    type=click.Choice(["host", "device"]),
+    default="host",
+    show_default=True,
+    help="`device`: whole rounds of a block drafter on this GPU, as --rounds device of `record` runs them.",
 )
 @click.option(
     "--compare",
@@ -60,6 +71,7 @@ def step(
     branches: int,
     lanes: int,
     max_new_tokens: int,
+    rounds: str,
     compare: bool,
     shapes: tuple[str, ...],
     compiled: bool,
@@ -75,6 +87,11 @@ def step(
     check_outputs([output], (), overwrite)
     if compare:
         _compare(shapes or SHAPES, compiled, output, as_json)
+        return
+    if rounds == "device":
+        document, model = _on_device(target, drafter, length, branches, lanes)
+        emit(document, as_json, lambda console: render_cost(model, console))
+        _write(model, output)
         return
     from dflash.bench.step import measure, settings_of
     from dflash.engine.prompts.chat import Defaults
@@ -97,17 +114,45 @@ def step(
     with bar("bench step", total=len(runs)) as (progress, task):
         prompts = [text_prompt(text) for text in PROMPTS]
         model = measure(load_target(target), settings, prompts, runs, lambda: progress.advance(task))
-    document = {
+    document = _document(target, drafter, runs, model)
+    emit(document, as_json, lambda console: render_cost(model, console))
+    _write(model, output)
+
+
+def _document(target: str, drafter: str, runs: Sequence[Setting], model: CostModel) -> dict[str, Any]:
+    return {
         "schema": "dflash.bench_step/1",
         "target": target,
         "drafter": drafter,
         "runs": [run._asdict() for run in runs],
         "cost": model.to_dict(),
     }
-    emit(document, as_json, lambda console: render_cost(model, console))
+
+
+def _write(model: CostModel, output: Path | None) -> None:
     if output is not None:
         output.write_text(profile_text(model), encoding="utf-8")
         talk(f"step times: {output}")
+
+
+def _on_device(
+    target: str, drafter: str, length: int, branches: int, lanes: int
+) -> tuple[dict[str, Any], CostModel]:
+    """Whole rounds at several lanes, and what came of it."""
+    import torch
+
+    from dflash.bench.decode import DecodeSettings
+    from dflash.bench.decode_models import Subject
+    from dflash.bench.kernels import NoDevice
+    from dflash.bench.round_profile import ASSUMPTIONS, lanes_of, profile_rounds, settings_of
+    from dflash.target.load import load_target
+
+    if not torch.cuda.is_available():
+        raise NoDevice("dflash bench step --rounds device")
+    counts, subject = lanes_of(lanes), Subject(load_target(target, device="cuda"), drafter, drafter)
+    step_time = profile_rounds(subject, DecodeSettings(length, branches), counts, talk)
+    model = CostModel(step_time, "measured", float(lanes), (), ASSUMPTIONS, 0)
+    return _document(target, drafter, settings_of(length, branches, counts), model), model
 
 
 def _compare(shapes: Sequence[str], compiled: bool, output: Path | None, as_json: bool) -> None:

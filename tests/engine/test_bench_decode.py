@@ -16,10 +16,11 @@ from dflash.bench.decode import DecodeSettings, FirstToken, first_token, measure
 from dflash.bench.decode_document import document
 from dflash.bench.decode_models import RandomSubject, Subject, random_target
 from dflash.bench.decode_peers import measure_peers
-from dflash.bench.round_profile import profile_rounds
+from dflash.bench.round_profile import ASSUMPTIONS, lanes_of, profile_rounds, settings_of
 from dflash.bench.step_shapes import MODELS
 from dflash.engine.features import FeatureMode
 from dflash.engine.prompts.files import text_prompt
+from dflash.replay.cost import CostModel
 from dflash.target.load import load_target
 from dflash.target.native_layers import Way
 
@@ -66,6 +67,18 @@ def test_policies_are_sides_of_one_run_and_controls_get_step_times(
     # a length between two rungs runs as the next one
     assert (profile.draft(0, 1, [1, 2]) == 0).all()
     assert profile.verify(3, 2, 50) > 0
+    model = CostModel(profile, "measured", 2.0, (), ASSUMPTIONS, 0)
+    runs = [run._asdict() for run in settings_of(3, 1, [1, 2])]
+    assert len(runs) == 2 * 4
+    steps = {
+        "schema": "dflash.bench_step/1",
+        "target": "",
+        "drafter": "",
+        "runs": runs,
+        "cost": model.to_dict(),
+    }
+    schema = json.loads((root / "schemas" / "bench_step_v1.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(json.dumps(steps)), schema)
     given = replace(given, step_time=profile)
     results = measure(subject, given, [2])
     found = document(subject, given, results, FirstToken(2.0, 1.0))
@@ -98,3 +111,13 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
     assert (found["prompts"], found["features"], found["dense"]) == ([2, 1], "all", True)
     schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(json.loads(json.dumps(found)), schema)
+
+
+def test_lanes_are_timed_at_powers_of_eight_and_at_the_most() -> None:
+    assert [lanes_of(most) for most in (1, 5, 8, 64, 100)] == [
+        [1],
+        [1, 5],
+        [1, 8],
+        [1, 8, 64],
+        [1, 8, 64, 100],
+    ]

@@ -142,6 +142,7 @@ def test_requests_of_many_lanes_are_the_same(
     [
         (CONTROLS["goodput"], 0.0, "soon"),
         (CONTROLS["goodput"], 0.8, "never"),
+        (CONTROLS["goodput"] + ",control.scope=stream,control.every=3,control.again=4", 0.8, "never"),
         (CONTROLS["schedule"], 0.8, "soon"),
         (CONTROLS["window"] + ",control.scope=stream", 0.8, "soon"),
         (CONTROLS["heuristic"] + ",control.scope=stream", 0.0, "never"),
