@@ -69,18 +69,35 @@ class Features:
 
     def prompt_rows(self, prompt: Sequence[int], states: torch.Tensor) -> Iterator[dict[str, Any]]:
         """Rows of the tokens before a prompt's last one, which the prefill row has, if all is kept."""
-        if self.mode != FeatureMode.ALL:
+        if self.mode != FeatureMode.ALL or len(prompt) < 2:
             return
-        for start in range(0, len(prompt) - 1, PROMPT_ROWS):
-            end = min(start + PROMPT_ROWS, len(prompt) - 1)
-            identity = {"kind": PROMPT_FEATURES, "round": -1}
-            place = {"anchor_position": end - 1, "anchor_token": prompt[end - 1]}
-            yield identity | place | self.of(states[start:end])
+        # two copies from the device, however long the prompt
+        before = states[: len(prompt) - 1]
+        prints, words = self.fingerprint.of(before).reshape(-1, FINGERPRINT), _words(before)
+        for start in range(0, len(words), PROMPT_ROWS):
+            end = min(start + PROMPT_ROWS, len(words))
+            yield {
+                "kind": PROMPT_FEATURES,
+                "round": -1,
+                "anchor_position": end - 1,
+                "anchor_token": prompt[end - 1],
+                "feature_fingerprint": prints[start:end].ravel(),
+                "feature_values": _planes(words[start:end]),
+            }
 
 
 def planes(states: torch.Tensor) -> bytes:
     """bfloat16 values of `states`, all high bytes before all low bytes."""
-    words = states.detach().to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+    return _planes(_words(states))
+
+
+def _words(states: torch.Tensor) -> NDArray[np.uint16]:
+    """bfloat16 values as the bits that they are."""
+    words = states.detach().to(torch.bfloat16).cpu().contiguous().view(torch.int16)
+    return words.numpy().view(np.uint16)
+
+
+def _planes(words: NDArray[np.uint16]) -> bytes:
     return (words >> 8).astype(np.uint8).tobytes() + words.astype(np.uint8).tobytes()
 
 

@@ -23,6 +23,7 @@ from dflash.engine.recorder.ring import CAPACITY
 from dflash.engine.settings import RecordSettings
 from dflash.errors import DflashError
 from dflash.kernels.ancestors import MAX_NODES
+from dflash.target.lane_prefill import PIECES
 from dflash.target.load import Target
 from dflash.target.model import PREFILL_ROWS
 from dflash.target.native import padded_width
@@ -172,7 +173,7 @@ def estimate(target: Target, drafter: Drafter, settings: RecordSettings, context
         _weights("drafter weights", _modules(drafter)),
         Part("drafter context", "device", 0, rows * _context_bytes(drafter)),
         Part("dense lanes", "device", _dense_lanes(config, width, drafter, settings, context)),
-        Part("device rounds", "device", *_device_rounds(config, width, drafter, settings, rows)),
+        Part("device rounds", "device", *_device_rounds(config, width, drafter, settings, context)),
         Part("noise", "host", 0, _noise(config, settings)),
         Part("recorder ring", "host", CAPACITY if settings.apart(target.device.type) else 0),
         Part("recorder", "host", ROW_GROUPS, _answer(settings, context) * _row_bytes(settings, nodes)),
@@ -262,15 +263,29 @@ def _dense_lanes(config: Any, width: int, drafter: Drafter, settings: RecordSett
     context_bytes = _context_bytes(drafter) if settings.draft_impl == "native" else 0
     a_lane = rows * (token_bytes(config, width) + context_bytes)
     step = padded_width(nodes + 1, settings.numerics)
-    inner = int(getattr(config, "intermediate_size", 0) or 4 * config.hidden_size)
-    row = (2 * int(config.vocab_size) + 3 * inner + 4 * int(config.hidden_size)) * width
+    # logits are looked at while the next ones come
+    row = _step_row(config, width, drafter) + int(config.vocab_size) * width
     return lanes_for(step, a_lane) * (a_lane + step * row)
 
 
+def _step_row(config: Any, width: int, drafter: Drafter) -> int:
+    """Of one row in a native step: logits, what layers make of it, and its taps."""
+    hidden = int(config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", 0) or 4 * hidden)
+    queries = int(config.num_attention_heads) * _head(config)
+    taps = _tapped(config, drafter)
+    return (int(config.vocab_size) + inner + 4 * hidden + 3 * queries + taps) * width
+
+
+def _tapped(config: Any, drafter: Drafter) -> int:
+    """Numbers of a token's hidden states that a block drafter reads."""
+    return len(drafter.config.taps) * int(config.hidden_size) if isinstance(drafter, BlockFamily) else 0
+
+
 def _device_rounds(
-    config: Any, width: int, drafter: Drafter, settings: RecordSettings, rows: int
+    config: Any, width: int, drafter: Drafter, settings: RecordSettings, context: int
 ) -> tuple[int, int]:
-    """What captured steps hold, fixed and a lane: a prompt's chunk and angles of positions; then rows and
+    """What captured steps hold, fixed and a lane: chunks of prompts and angles of positions; then rows and
     logits of both models at every length that may run.
     """
     if settings.target_impl == "generic" or settings.rounds == "host":
@@ -278,18 +293,19 @@ def _device_rounds(
     steered, block = settings.policy.control.adaptive, isinstance(drafter, BlockFamily)
     # under control each length has a graph of one round and one of a chain
     lengths = 2 * rung_lengths(settings.length) if steered else [settings.length]
-    vocabulary, hidden = int(config.vocab_size), int(config.hidden_size)
-    inner = int(getattr(config, "intermediate_size", 0) or 4 * hidden)
-    taps = len(drafter.config.taps) * hidden if isinstance(drafter, BlockFamily) else 0
-    queries = int(config.num_attention_heads) * _head(config)
-    row = (vocabulary + inner + 4 * hidden + 3 * queries + taps) * width
-    fixed = MAX_NODES * row + (1 + block) * rows * _head(config) * FLOAT
-    found = RING * taps * width if steered else 0
+    row = _step_row(config, width, drafter)
+    logits, rows = int(config.vocab_size) * width, capacity(context + settings.length * settings.branches + 1)
+    fixed = (1 + block) * rows * _head(config) * FLOAT
+    for pieces in PIECES:
+        # a forward of a prompt leaves the logits of one row
+        if pieces == 1 or pieces * MAX_NODES // 2 < context:
+            fixed += pieces * MAX_NODES * (row - logits) + logits
+    found = RING * _tapped(config, drafter) * width if steered else 0
     for length in lengths:
         nodes = length * settings.branches
         found += padded_width(nodes + 1, settings.numerics) * row
         if isinstance(drafter, BlockFamily) and nodes:
-            found += drafter.config.block_size * row + nodes * vocabulary * FLOAT
+            found += drafter.config.block_size * row + nodes * int(config.vocab_size) * FLOAT
     return fixed, found
 
 
