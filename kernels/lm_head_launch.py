@@ -39,7 +39,7 @@ def launch_head(
         EVEN=weight.shape[1] % tile.block_d == 0, PREFETCH=tile.prefetch,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **shared,
     )  # fmt: skip
-    merge_parts[(rows,)](
+    merge_parts[(rows, 1 if draw is None else 2)](
         *read, *scratch, out.values, out.ids, out.lse, found, *choice,
         rows, plan.parts, plan.tiles, len(weight), count, out.ids.shape[1],
         LISTS=plan.merge_lists, TILES=plan.merge_tiles,

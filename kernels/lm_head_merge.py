@@ -12,7 +12,6 @@ from dflash.kernels.sort_keys import (
     NO_KEY,
     NO_ORDER,
     id_of_key,
-    join_lists,
     key_of,
     order_of_key,
     ordered,
@@ -29,13 +28,22 @@ def _store_top(
     PartKeys, Values, Ids, Map, row, parts, top,
     LISTS: tl.constexpr, TOP: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts' keys, store the best, and return the largest logit."""
-    part, t = tl.arange(0, LISTS)[:, None], tl.arange(0, TOP)[None, :]
-    # in memory they rise, and the first half is to fall
-    at = part * TOP + tl.where(part < (LISTS + 1) // 2, TOP - 1 - t, t)
-    lists = tl.load(PartKeys + row.to(tl.int64) * parts * TOP + at, mask=part < parts, other=NO_KEY)
-    keys = tl.reshape(join_lists(tl.reshape(lists, [LISTS, 1, TOP]), LISTS, 1, TOP), [TOP])
-    place = tl.arange(0, TOP)
+    """Join the parts' keys, which rise, store the best, and return the largest logit."""
+    part, place = tl.arange(0, LISTS), tl.arange(0, TOP)
+    real = part < parts
+    lists = PartKeys + (row.to(tl.int64) * parts + part) * TOP
+    head = tl.load(lists + TOP - 1, mask=real, other=NO_KEY)
+    # the next one of each list is there before it is wanted
+    at = tl.zeros([LISTS], tl.int32) + TOP - 2
+    follower = tl.load(lists + at, mask=real & (at >= 0), other=NO_KEY)
+    keys = tl.full([TOP], NO_KEY, tl.int64)
+    for one in range(top):
+        best = tl.max(head, 0)
+        keys = tl.where(place == one, best, keys)
+        won = head == best
+        head, at = tl.where(won, follower, head), tl.where(won, at - 1, at)
+        after = tl.load(lists + at, mask=won & real & (at >= 0), other=NO_KEY)
+        follower = tl.where(won, after, follower)
     token = id_of_key(keys)
     if MAPPED:
         token = tl.load(Map + token, mask=place < top, other=0)
@@ -65,6 +73,25 @@ def store_lse(
     tl.store(Lse + row, shift + tl.log(tl.sum(total, 0)))
     if DRAWS:
         tl.store(LseT + row, shift * tempered + tl.log(tl.sum(total_t, 0)))
+
+
+@triton.jit
+def _highest(PartSums, row, tiles, TILES: tl.constexpr):
+    """The largest logit of a row, from its tiles."""
+    best = tl.full([TILES], NO_ORDER, tl.int32)
+    for base in tl.range(0, tiles, TILES):
+        tile = base + tl.arange(0, TILES)
+        m = tl.load(PartSums + row * tiles + tile, mask=tile < tiles, other=-float("inf"))
+        best = tl.maximum(best, ordered(m))
+    return value_of(tl.max(best, 0))
+
+
+@triton.jit
+def _temper(Temperatures, row):
+    """Whether a row is drawn, and what its logits are divided by."""
+    temperature = tl.load(Temperatures + row)
+    drawn = temperature > 0
+    return drawn, tl.where(drawn, temperature, 1.0)
 
 
 @triton.jit
@@ -129,25 +156,27 @@ def merge_parts(
     LISTS: tl.constexpr, TILES: tl.constexpr, TOP: tl.constexpr, ASKED: tl.constexpr, DRAWS: tl.constexpr,
     PURPOSES: tl.constexpr, PATHS: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of one row; grid (rows)."""
+    """Join the parts of one row; grid (rows, 2 with a choice, which the second program makes, else 1)."""
     row = tl.program_id(0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    group = tl.arange(0, 2 * TOP if TOP > 1 else 4)
-    tl.store(Borders + row * (TOP + RACERS) + group, NO_ORDER, mask=group < TOP + RACERS)
-    highest = _store_top(PartKeys, Values, Ids, Map, row, parts, top, LISTS, TOP, MAPPED)
-    tempered = highest
-    if DRAWS:
-        temperature = tl.load(Temperatures + row)
-        drawn = temperature > 0
-        divisor = tl.where(drawn, temperature, 1.0)
-        tempered = tl.where(drawn, 1.0 / divisor, float("nan"))
+    if tl.program_id(1) == 0:
+        group = tl.arange(0, 2 * TOP if TOP > 1 else 4)
+        tl.store(Borders + row * (TOP + RACERS) + group, NO_ORDER, mask=group < TOP + RACERS)
+        highest = _store_top(PartKeys, Values, Ids, Map, row, parts, top, LISTS, TOP, MAPPED)
+        tempered = highest
+        if DRAWS:
+            drawn, divisor = _temper(Temperatures, row)
+            tempered = tl.where(drawn, 1.0 / divisor, float("nan"))
+        store_lse(PartSums, Lse, LseT, row, rows_all, tiles, highest, tempered, TILES, DRAWS)
+        if ASKED > 0:
+            _store_absent(At, Found, row, asked, vocabulary, ASKED)
+    elif DRAWS:
+        drawn, divisor = _temper(Temperatures, row)
+        highest = _highest(PartSums, row, tiles, TILES)
         draw = load_draw(Positions, Purposes, Paths, Keys, row, PURPOSES, PATHS)
         store_choice(
             PartPicks, PartLogits, Choice, Logit, Lead, Map, row, tiles, highest, divisor, drawn, draw,
             2 * TILES, MAPPED,
         )  # fmt: skip
-    store_lse(PartSums, Lse, LseT, row, rows_all, tiles, highest, tempered, TILES, DRAWS)
-    if ASKED > 0:
-        _store_absent(At, Found, row, asked, vocabulary, ASKED)

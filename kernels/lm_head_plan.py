@@ -61,12 +61,17 @@ class HeadPlan(NamedTuple):
 # by rows of hidden states, padded, and bytes a number; of two bytes from sweeps on an H200, by
 # dflash/bench/head_sweep.py, with 128 tokens a tile as 64 rows would else be read as often as the head
 HEAD_TILES: dict[tuple[int, int], HeadTile] = {
-    (16, 2): HeadTile(128, 64, 4, 4, 512, None, 256),
-    (32, 2): HeadTile(128, 64, 4, 4, 264, None, 256),
-    (64, 2): HeadTile(128, 64, 4, 3, 264, None, 256),
+    (16, 2): HeadTile(128, 64, 4, 3, 264, None, 256),
+    (32, 2): HeadTile(128, 64, 4, 3, 264, None, 256),
+    (64, 2): HeadTile(128, 64, 4, 4, 264, None, 256),
     (16, 4): HeadTile(64, 32, 4, 3, 264, None, 64),
     (32, 4): HeadTile(32, 32, 8, 3, 264, None, 64),
     (64, 4): HeadTile(32, 16, 8, 3, 264, None, 64),
+}
+# of two bytes, where every tile of the vocabulary can have a program
+SMALL_TILES: dict[int, HeadTile] = {
+    16: HeadTile(128, 64, 4, 4, MAX_PARTS, None, 256),
+    32: HeadTile(128, 64, 4, 4, 264, None, 256),
 }
 
 
@@ -82,8 +87,10 @@ def _kept(top: int) -> int:
     return 1 if top == 1 else max(8, _power(top))
 
 
-def _table_tile(block_n: int, item: int, top: int) -> HeadTile:
+def _table_tile(block_n: int, item: int, top: int, vocabulary: int) -> HeadTile:
     tile = HEAD_TILES[block_n, item]
+    if item == 2 and vocabulary <= MAX_PARTS * tile.block_v:
+        tile = SMALL_TILES.get(block_n, tile)
     if block_n * _kept(top) <= KEYS_OF_4_WARPS:
         return tile
     # lists of more keys would take too many registers
@@ -104,7 +111,7 @@ def head_plan(rows: int, vocabulary: int, item: int, top: int, mode: Mode, tile:
     """
     exact = mode == "replay-exact"
     block_n = ROWS_A_TILE if exact else min(max(_power(rows), 16), ROWS_A_TILE)
-    tile = tile or _table_tile(block_n, item, top)
+    tile = tile or _table_tile(block_n, item, top, vocabulary)
     row_tiles = _ceil_div(rows, block_n)
     tiles = _ceil_div(vocabulary, tile.block_v)
     kept = _kept(top)

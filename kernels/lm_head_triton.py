@@ -104,6 +104,24 @@ def _race(
 
 
 @triton.jit
+def _temper(Temperatures, rows):
+    """Which rows are drawn, and what their logits are multiplied by."""
+    temperature = tl.load(Temperatures + rows)
+    return temperature > 0, 1.0 / tl.where(temperature > 0, temperature, 1.0)
+
+
+@triton.jit
+def _score_of(logit, ids, tempered, drawn, draw, Map, MAPPED: tl.constexpr):
+    """The score in the race of one token a row."""
+    position, purpose, path, k0, k1 = draw
+    token = ids
+    if MAPPED:
+        token = tl.load(Map + ids)
+    noise = near_log_exponential(words_of_ids(token, position, purpose, path, k0, k1))
+    return logit * tempered - tl.where(drawn, noise, 0.0)
+
+
+@triton.jit
 def _any(hits):
     return tl.max(tl.max(hits.to(tl.int32), 1), 0) > 0
 
@@ -116,9 +134,8 @@ def _leave_race(
     MAPPED: tl.constexpr,
 ):  # fmt: skip
     """Leave who may win each row's race, whose score is `least` or more; return the orders of the best."""
-    temperature = tl.load(Temperatures + rows_read)
-    drawn = temperature > 0
-    tempered = 1.0 / tl.where(drawn, temperature, 1.0)
+    # read anew, as registers are few in the meantime
+    drawn, tempered = _temper(Temperatures, rows_read)
     inside = (start + tl.arange(0, BLOCK_V) < vocabulary)[:, None]
     spread_logits = in_cells(logits, BLOCK_V, N, CELLS)
     best = tl.full([N], NO_KEY, tl.int64)
@@ -172,26 +189,29 @@ def _judge(
     at = rows * tiles + start // BLOCK_V
     order = tl.where((ids < vocabulary)[:, None], ordered(logits), NO_ORDER)
     top = tl.max(order, 0)
+    lowest = tl.min(tl.where(order == top[None, :], ids[:, None], TOP_ID), 0)
+    tempered = value_of(top)
     if TOP > 1:
         reach(Borders, rows, live, top, part, TOP + RACERS, 0, TOP)
-        border = reached(Borders, rows_read, TOP + RACERS, 0, TOP)
-    tempered = value_of(top)
     if DRAWS:
-        least = floor_of(reached(Borders, rows_read, TOP + RACERS, TOP, RACERS))
-        temperature = tl.load(Temperatures + rows_read)
-        tempered = 1.0 / tl.where(temperature > 0, temperature, 1.0)
+        drawn, tempered = _temper(Temperatures, rows_read)
+        draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
+        score = _score_of(value_of(top), lowest, tempered, drawn, draw, Map, MAPPED)
+        reach(Borders, rows, live, ordered(score), part, TOP + RACERS, TOP, RACERS)
     _leave_sums(PartSums, at, rows_all * tiles, logits, value_of(top), tempered, live, DRAWS)
     if ASKED > 0:
         _find_asked(At, Found, logits, rows, live, ids, start, asked, vocabulary, BLOCK_V, ASKED)
     spread_order = in_cells(order, BLOCK_V, BLOCK_N, CELLS)
     spread = in_cells(ids[:, None] + tl.zeros([BLOCK_V, BLOCK_N], tl.int32), BLOCK_V, BLOCK_N, CELLS)
     if TOP == 1:
-        lowest = tl.min(tl.where(order == top[None, :], ids[:, None], TOP_ID), 0)
         best = tl.maximum(best, key_of(top, lowest)[:, None])
     else:
+        # as late as may be, when other programs have met theirs
+        border = reached(Borders, rows_read, TOP + RACERS, 0, TOP)
         best = keep_top(best, spread_order, spread, border, CELLS, TOP, BLOCK_N)
     if DRAWS:
         # last, where fewest registers are taken
+        least = floor_of(reached(Borders, rows_read, TOP + RACERS, TOP, RACERS))
         winner = _leave_race(
             PartPicks, PartLogits, Map, Temperatures, Positions, Purposes, Paths, Keys, at, live, rows_read,
             logits, spread_order, spread, least, start, vocabulary,

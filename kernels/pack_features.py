@@ -40,7 +40,7 @@ class PackTile(NamedTuple):
 
 
 # swept on an H200: see dflash/bench/head_sweep.py
-PACK_TILE = PackTile(16, 4, 1056)
+PACK_TILE = PackTile(32, 4, 2112)
 
 
 def feature_ring(capacity: int, width: int, encoding: Encoding, device: torch.device | str) -> FeatureRing:

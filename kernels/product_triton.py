@@ -9,6 +9,7 @@ from dflash.kernels.pair_product import enter, leave_split, pair_product, sum_sp
 
 # wider tiles have no registers for what could be loaded before the products
 MOST_AHEAD = tl.constexpr(16)
+MOST_TURNS = tl.constexpr(2048)
 
 
 @triton.jit
@@ -164,12 +165,11 @@ def gate_up_kernel(
 
 
 @triton.jit
-def _head_norm(a, b, Gain, left, real, eps, TURN: tl.constexpr):
+def _head_norm(a, b, a_gain, b_gain, real, eps, TURN: tl.constexpr):
     """RMSNorm of whole heads, given as their halves [rows, half]."""
     squares = tl.where(real[None, :], a * a + b * b, 0.0)
     root = tl.rsqrt(tl.sum(squares, 1) / (2 * TURN) + eps)[:, None]
-    a_gain, b_gain = tl.load(Gain + left).to(tl.float32), tl.load(Gain + TURN + left).to(tl.float32)
-    return a * root * a_gain[None, :], b * root * b_gain[None, :]
+    return a * root * a_gain.to(tl.float32)[None, :], b * root * b_gain.to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -204,13 +204,16 @@ def qkv_kernel(
 ):  # fmt: skip
     """Queries to Q, keys and values to the cache; grid (heads x pieces of a half, row tiles, splits)."""
     PIECES: tl.constexpr = (TURN + HALF - 1) // HALF
-    AHEAD: tl.constexpr = HALF <= MOST_AHEAD
+    AHEAD: tl.constexpr = HALF * BLOCK_M <= MOST_TURNS
     rows, live = _own_rows(count, BLOCK_M)
     head = tl.program_id(0) // PIECES
     own = tl.program_id(0) % PIECES * HALF + tl.arange(0, HALF)
     real = own < TURN
     inside = tl.minimum(own, TURN - 1)
     left = head * (2 * TURN) + inside
+    if HEAD_NORM:
+        gain = QNorm if head < HEADS else KNorm
+        a_gain, b_gain = tl.load(gain + inside), tl.load(gain + TURN + inside)
     enter(W, left, left + TURN, blocks * (BLOCK_K * WAYS), depth, PREFETCH, EARLY, PDL)
     position = tl.load(Positions + rows, mask=live, other=0).to(tl.int64)
     block = tl.load(Places + 2 * rows, mask=live, other=-1).to(tl.int64)
@@ -230,8 +233,7 @@ def qkv_kernel(
             b += tl.load(Bias + TURN + left).to(tl.float32)[None, :]
         if head < HEADS + KV_HEADS:
             if HEAD_NORM:
-                gain = QNorm if head < HEADS else KNorm
-                a, b = _head_norm(a, b, gain, inside, real, head_eps, TURN)
+                a, b = _head_norm(a, b, a_gain, b_gain, real, head_eps, TURN)
             if not AHEAD:
                 cos, sin = _turns(Cos, Sin, position, inside, TURN)
             a, b = a * cos - b * sin, b * cos + a * sin
