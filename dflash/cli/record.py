@@ -41,15 +41,15 @@ _LIMIT = 2**31 - 1
 @quantisation_option("--draft-quant", "drafters that are models (self is always int8)")
 @click.option(
     "--target-impl",
-    type=click.Choice(["auto", "generic", "native"]),
+    type=click.Choice(["auto", "native", "captured", "generic"]),
     default="auto",
     show_default=True,
-    help="What scores drafted trees: transformers, or this package's kernels; auto: these on a GPU, if they "
-    "compute the model.",
+    help="What scores drafted trees: this package's layers, transformers' layers in CUDA graphs, or those as "
+    "they are. auto: on a GPU the first that computes the model.",
 )
 @click.option(
     "--draft-impl",
-    type=click.Choice(["auto", "generic", "native"]),
+    type=click.Choice(["auto", "native", "generic"]),
     default="auto",
     show_default=True,
     help="The same for a dflash or dspark drafter.",

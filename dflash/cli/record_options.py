@@ -134,11 +134,12 @@ def load(options: Mapping[str, Any]) -> Target:
     if not here:
         raise UsageError(f"Expected cpu, or cuda where there is a GPU, as --device, found {device!r}.")
     native, on_device = options.get("target_impl") == "native", options.get("rounds") == "device"
+    captured = options.get("target_impl") == "captured"
     if on_device and options["target_impl"] == "generic":
         raise UsageError("Expected --target-impl native with --rounds device, found generic.")
-    asked = native or on_device or options.get("draft_impl") == "native"
+    asked = native or captured or on_device or options.get("draft_impl") == "native"
     if asked and torch.device(device).type != "cuda":
-        raise UsageError(f"Expected native implementations on a CUDA device, found {device!r}.")
+        raise UsageError(f"Expected native and captured implementations on a CUDA device, found {device!r}.")
     try:
         with stages() as report:
             target = load_target(

@@ -21,7 +21,7 @@ from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import Policy
 from dflash.policy.step_time import StepTime
 from dflash.target.load import Target
-from dflash.target.native_support import AskedImpl
+from dflash.target.native_support import TargetImpl
 from dflash.target.sampling import Sampling
 
 
@@ -42,7 +42,7 @@ class RunSettings:
     dense: bool = False
     shard: tuple[int, int] | None = None
     step_time: StepTime | None = None
-    target_impl: AskedImpl = "generic"
+    target_impl: TargetImpl = "generic"
     numerics: Mode = "fast"
 
 
@@ -109,6 +109,8 @@ def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:
 
 
 def _native(run: RunSettings) -> Mapping[str, Any]:
+    if run.target_impl == "captured":
+        return {"attention": "tree"}
     return {} if run.target_impl != "native" else {"attention": "native", "numerics": run.numerics}
 
 

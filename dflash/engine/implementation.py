@@ -1,4 +1,4 @@
-"""Native or generic: what `auto` comes to for a target and for a drafter, and why it is not native."""
+"""Native, captured or generic: what `auto` comes to for a target and for a drafter, and why."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from dflash.drafters.base import Drafter
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.union import UnionDrafter
 from dflash.engine.settings import RecordSettings
-from dflash.errors import UsageError
-from dflash.target.errors import NativeUnsupported
+from dflash.errors import DflashError, UsageError
+from dflash.target.errors import CaptureRefused, NativeUnsupported
 from dflash.target.load import Target
+from dflash.target.model_step import ModelStep, step_misfits
 from dflash.target.native import proven
 from dflash.target.native_layers import Way
 from dflash.target.native_support import misfits
 
 
 class Settled(NamedTuple):
-    """A target and settings that leave no implementation open, and why transformers computes the target."""
+    """A target and settings that leave no implementation open, and what `auto` has to say of it."""
 
     target: Target
     settings: RecordSettings
@@ -26,25 +27,52 @@ class Settled(NamedTuple):
 
 
 def settle_target(target: Target, settings: RecordSettings) -> Settled:
-    """Choose the native step on a CUDA device where it computes the model, after its start-up self-test.
+    """Choose the fastest step that computes the model on a CUDA device, after its start-up self-test.
 
     Raises:
         UsageError: `replay-exact` was asked for, and the model does not run on the native kernels.
-        SelfTestFailed: it does, but trees come out wrong.
+        CaptureRefused: captured layers were asked for, and cannot be.
+        SelfTestFailed: trees come out wrong.
     """
+    if settings.target_impl == "captured":
+        return Settled(captured(target), settings, None)
     if settings.target_impl != "auto":
         return Settled(target, settings, None)
     if target.device.type != "cuda":
         return Settled(target, replace(settings, target_impl="generic"), None)
-    if reasons := misfits(target.model):
-        remark = f"the target is computed by transformers, more slowly than it could: {'; '.join(reasons)}"
-        return Settled(target, replace(settings, target_impl="generic"), remark)
-    native = replace(settings, target_impl="native")
-    return Settled(proven(target, Way(settings.numerics)), native, None)
+    reasons = misfits(target.model)
+    if not reasons:
+        native = replace(settings, target_impl="native")
+        return Settled(proven(target, Way(settings.numerics)), native, None)
+    why = f"the target is not computed natively: {'; '.join(reasons)}"
+    try:
+        return Settled(captured(target), replace(settings, target_impl="captured"), why)
+    except CaptureRefused as refused:
+        generic = replace(settings, target_impl="generic")
+        return Settled(target, generic, f"{why}. Rounds go launch by launch, slowly. {refused}")
+
+
+def captured(target: Target) -> Target:
+    """The target, once transformers' layers around the tree kernel have passed the start-up self-test.
+
+    Raises:
+        CaptureRefused: they do not fit the kernel, or their code does not fit a CUDA graph.
+        SelfTestFailed: they do, but trees come out wrong.
+    """
+    if reasons := step_misfits(target.model):
+        raise CaptureRefused(target.name, reasons)
+    way = Way()
+    try:
+        return proven(target, way, ModelStep(target.model, way=way))
+    except DflashError:
+        raise
+    # whatever a model's code does that a capture does not allow: PyTorch raises its errors as these
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CaptureRefused(target.name, [str(error).splitlines()[0]]) from error
 
 
 def settle_drafter(drafter: Drafter, settings: RecordSettings, way: Way) -> RecordSettings:
-    """Let block drafters run on the native kernels if that was asked for, or if they and the target can.
+    """Let block drafters run on the native kernels if that was asked for, or if they can beside the target.
 
     Raises:
         UsageError: it was asked for, and there is no block drafter.
@@ -60,7 +88,8 @@ def settle_drafter(drafter: Drafter, settings: RecordSettings, way: Way) -> Reco
             block.use_native(way)
     if settings.draft_impl != "auto":
         return settings
-    native = [block for block in blocks if settings.target_impl == "native" and _runs_natively(block, way)]
+    graphs = settings.target_impl != "generic"
+    native = [block for block in blocks if graphs and _runs_natively(block, way)]
     return replace(settings, draft_impl="native" if blocks and native == blocks else "generic")
 
 

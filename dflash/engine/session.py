@@ -42,6 +42,7 @@ from dflash.policy.block import Block
 from dflash.policy.context import context_from_header
 from dflash.target.load import Target
 from dflash.target.model import TrunkModel
+from dflash.target.model_step import ModelStep
 from dflash.target.native import NativeTrunk
 from dflash.target.native_layers import Way
 from dflash.target.noise import TargetNoise
@@ -322,7 +323,10 @@ class Session:
         given = (self.target.model, self.settings.lanes, 1024, self.taps or self.drafter.taps)
         if self.settings.target_impl == "generic":
             return TrunkModel(*given)
-        return NativeTrunk(self.target.name, *given, way=Way(self.settings.numerics), prefills=True)
+        way = Way(self.settings.numerics)
+        captured = self.settings.target_impl == "captured"
+        step = ModelStep(self.target.model, given[-1], way) if captured else None
+        return NativeTrunk(self.target.name, *given, way=way, prefills=True, step=step)
 
     def _engine(self) -> Engine:
         settings = self.settings

@@ -20,7 +20,7 @@ from dflash.policy.control.controller import frame_of
 from dflash.policy.registry import Policy
 from dflash.policy.shape import Shape
 from dflash.policy.step_time import StepTime
-from dflash.target.native_support import AskedImpl
+from dflash.target.native_support import DraftImpl, TargetImpl
 from dflash.target.quantise import Quantisation
 
 RecorderPlace = Literal["auto", "inline", "process"]
@@ -53,8 +53,8 @@ class RecordSettings:
     fan: Fan | None = None
     step_time: StepTime | None = None
     draft_quant: Quantisation = "none"
-    target_impl: AskedImpl = "generic"
-    draft_impl: AskedImpl = "generic"
+    target_impl: TargetImpl = "generic"
+    draft_impl: DraftImpl = "generic"
     numerics: Mode = "fast"
     rounds: Literal["auto", "host", "device"] = "auto"
     # rounds that are queued on the device at once
@@ -68,7 +68,7 @@ class RecordSettings:
     def __post_init__(self) -> None:
         check_quantisation(self.parts, self.draft_quant)
         self._check_fan()
-        if self.numerics != "fast" and self.target_impl == "generic":
+        if self.numerics != "fast" and self.target_impl in ("captured", "generic"):
             raise UsageError("Expected --target-impl native with --numerics replay-exact.")
         if self.overwrite and self.resume:
             raise UsageError("Expected --overwrite or --resume, found both.")

@@ -49,6 +49,16 @@ class NativeUnsupported(TargetError):
         )
 
 
+class CaptureRefused(TargetError):
+    """A model's layers cannot be held in a CUDA graph around the tree kernel; lists every reason."""
+
+    def __init__(self, name: str, reasons: Sequence[str]) -> None:
+        super().__init__(
+            f"The layers of {name!r} cannot be captured: {'; '.join(reasons)}. "
+            "The generic implementation runs them."
+        )
+
+
 class UnsupportedQuantisation(TargetError):
     """The device has no kernels for the quantisation that was asked for."""
 

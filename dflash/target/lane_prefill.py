@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dflash.kernels.ancestors import MAX_NODES
 from dflash.target.llama_step import LlamaStep, StepOutput
+from dflash.target.model_step import ModelStep
 from dflash.target.native_layers import KeyValue, StepSpace
 from dflash.target.step_graphs import capture
 from dflash.target.step_inputs import StepInputs, signed
@@ -67,7 +68,7 @@ class LanePrefill:
     powers of two from 16.
     """
 
-    def __init__(self, step: LlamaStep) -> None:
+    def __init__(self, step: LlamaStep | ModelStep) -> None:
         self.step = step
         self._memory: tuple[int, ...] = ()
         self._held: dict[int, _Held] = {}

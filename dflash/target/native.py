@@ -17,6 +17,7 @@ from dflash.target.lane_prefill import LanePrefill, chunks
 from dflash.target.llama_step import LlamaStep, StepOutput
 from dflash.target.load import Target
 from dflash.target.model import Rows, TrunkModel
+from dflash.target.model_step import ModelStep
 from dflash.target.native_layers import KeyValue, Way
 from dflash.target.scratch import LaneRows, Scratch
 from dflash.target.step_graphs import StepGraphs
@@ -36,6 +37,7 @@ class NativeTrunk(TrunkModel):
 
     Attributes:
         prefills: whether prompts take the native step too, whatever their length.
+        step: what computes rows: this package's layers, or transformers' around the tree kernel.
         native: forwards that the native step computed, of `work.forwards`.
     """
 
@@ -49,7 +51,7 @@ class NativeTrunk(TrunkModel):
         way: Way | None = None,
         *,
         prefills: bool = False,
-        step: LlamaStep | None = None,
+        step: LlamaStep | ModelStep | None = None,
     ) -> None:
         super().__init__(model, lanes, capacity, taps)
         self.prefills = prefills
@@ -144,14 +146,17 @@ def padded_width(rows: int, mode: Mode) -> int:
     return WIDTHS[-1] if mode == "replay-exact" else next(width for width in WIDTHS if width >= rows)
 
 
-def proven(target: Target, way: Way | None = None) -> Target:
-    """The target, once its native step has passed the start-up self-test, with the tolerance that it needs.
+def proven(target: Target, way: Way | None = None, step: ModelStep | None = None) -> Target:
+    """The target, once a step has passed the start-up self-test, with the tolerance that it needs.
+
+    Args:
+        step: the one to prove, if not the native one.
 
     Raises:
         NativeUnsupported: the model does not run on the native kernels.
         SelfTestFailed: it does, but trees come out wrong.
     """
-    make = partial(NativeTrunk, target.name, way=way)
+    make = partial(NativeTrunk, target.name, way=way, step=step, prefills=step is not None)
     measured = self_test(target.name, target.model, make)
     tolerance = max(target.tie_tolerance, tie_tolerance(target.model, measured))
     return replace(target, tie_tolerance=tolerance)

@@ -11,7 +11,9 @@ from torch import nn
 from dflash.kernels.attention_checks import HEAD_SIZES, MAX_GROUP
 from dflash.target.errors import NativeUnsupported
 
-AskedImpl = Literal["auto", "generic", "native"]
+# native: this package's layers; captured: transformers' in CUDA graphs; generic: transformers' as they are
+TargetImpl = Literal["auto", "native", "captured", "generic"]
+DraftImpl = Literal["auto", "native", "generic"]
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 ROPES = ("default", "linear", "llama3", "yarn")
 

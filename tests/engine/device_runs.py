@@ -51,6 +51,17 @@ def native_target(tiny: Any, seed: int = 0, kind: str = "llama") -> Any:
     return replace(tiny, model=model.to(tiny.device))
 
 
+def other_model(tiny: Any, kind: str) -> Any:
+    """A random model of a type that the native step does not know."""
+    torch.manual_seed(3)
+    names = ("intermediate_size", "num_hidden_layers", "max_position_embeddings", "vocab_size")
+    facts = {name: getattr(tiny.model.config, name) for name in names}
+    facts |= {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    facts |= {"bos_token_id": None, "eos_token_id": None}
+    made = tf.AutoModelForCausalLM.from_config(tf.AutoConfig.for_model(kind, pad_token_id=None, **facts))
+    return made.to(tiny.dtype).to(tiny.device).eval().requires_grad_(False)
+
+
 def write_drafter(target: Any, folder: Path, kind: str, **given: Any) -> str:
     """A random drafter's folder, as `--drafter` names it."""
     model = block_models.drafter(target.model, kind, **({"seed": 8} | WIDE | given))
