@@ -136,7 +136,7 @@ class Scheduler(ABC):
         """Return what the next round of each of these scopes is to be.
 
         Args:
-            who: `[k]` scopes, one for each round; a stream's stands there once a round.
+            who: `[k]` scopes, each once.
             load: the batch that they form.
         """
         t = np.nan if self.frame.t is None else self.frame.t

@@ -89,7 +89,11 @@ class Controller:
 
     def ask(self, who: I64, load: Load) -> Asked:
         """Return what the next round of each of these requests is to be."""
-        return self.scheduler.ask(self._scopes(who), load)
+        return self._ask(who, load)
+
+    def _ask(self, who: I64, load: Load) -> Asked:
+        asked = self.scheduler.ask(self._scopes(who), load)
+        return asked.take(np.zeros_like(who)) if self.control.streams else asked
 
     def foresee(self, who: I64, load: Load) -> Ahead:
         """Return what `ask` will return from now on, as far as that is decided by now.
@@ -103,30 +107,29 @@ class Controller:
         return self._ahead[1]
 
     def _look(self, who: I64, load: Load) -> Ahead:
-        scopes, delay = self._scopes(who), self.control.delay
-        if (steps := self.scheduler.held(scopes)) > delay:
-            return Ahead([self.scheduler.ask(scopes, load)], steps)
+        if (steps := self.scheduler.held(self._scopes(who))) > self.control.delay:
+            return Ahead([self._ask(who, load)], steps)
         present = self.scheduler.state
         try:
-            return self._decided(scopes, load) if self._foresees else self._simulated(scopes, load)
+            return self._decided(who, load) if self._foresees else self._simulated(who, load)
         finally:
             self.scheduler.state = present
 
-    def _decided(self, scopes: I64, load: Load) -> Ahead:
+    def _decided(self, who: I64, load: Load) -> Ahead:
         """Look at states that are there already."""
         delay, coming = self.control.delay, []
         unheard = delay + 1 - len(self._states)
         for state in self._states:
             self.scheduler.state = state
-            coming.append(self.scheduler.ask(scopes, load))
+            coming.append(self._ask(who, load))
         return Ahead([coming[0]] * unheard + coming, delay + 1)
 
-    def _simulated(self, scopes: I64, load: Load) -> Ahead:
+    def _simulated(self, who: I64, load: Load) -> Ahead:
         """Go on without further outcomes."""
-        delay, coming = self.control.delay, []
+        scopes, delay, coming = self._scopes(who), self.control.delay, []
         self.scheduler.state = _copied(self.scheduler.state)
         for step in range(delay + 1):
-            coming.append(self.scheduler.ask(scopes, load))
+            coming.append(self._ask(who, load))
             self.scheduler.passed(scopes)
             known = len(self._late) + step - delay
             if 0 <= known < len(self._late):
@@ -139,7 +142,7 @@ class Controller:
         seen = _seen(outcome)
         scopes = self._scopes(who)
         if self.control.streams:
-            who, seen = np.zeros(1, dtype=np.int64), seen.each(lambda column: column.sum(keepdims=True))
+            who, seen = scopes, seen.each(lambda column: column.sum(keepdims=True))
         if not self._foresees:
             self.scheduler.passed(scopes)
             self._late.append((who, seen))
@@ -164,10 +167,12 @@ class Controller:
 
     def columns(self, who: I64) -> dict[str, list[Any]]:
         """Return `facts` of several requests, a column each."""
-        return self.scheduler.facts(self._scopes(who))
+        facts = self.scheduler.facts(self._scopes(who))
+        return {name: len(who) * column for name, column in facts.items()} if self.control.streams else facts
 
     def _scopes(self, who: I64) -> I64:
-        return np.zeros_like(who) if self.control.streams else who
+        """Requests of a stream are one scope."""
+        return np.zeros(1, dtype=np.int64) if self.control.streams else who
 
 
 def frame_of(rule: Rule, shape: Shape, largest: Shape, step_time: StepTime | None = None) -> Frame:
