@@ -83,6 +83,8 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         hidden = int(session.target.model.config.get_text_config().hidden_size)
         each = bytes_a_token(settings.features, len(session.taps), hidden)
         talk(f"features: {settings.features}, {each} bytes a committed token, before compression")
+    if session.warms_up and session.target.device.type == "cuda":
+        talk("warming up; the first run on a machine compiles kernels, for a minute or two")
     with (
         _interrupts(session) as waiting,
         _journal_told(session),
