@@ -99,7 +99,10 @@ class PromptedEngine(Engine):
         # the context of a drafter up to a request's end
         in_turn = lane.index in self._written or self.dense is not None
         self._written.discard(lane.index)
-        return self.prompts.launch(lane, in_turn=in_turn or self.rounds.shared.ring is not None)
+        if (shared := self.rounds.shared).ring is not None:
+            # taps that are kept of the request before belong to nobody now
+            shared.lanes.lengths[lane.index] = 0
+        return self.prompts.launch(lane, in_turn=in_turn or shared.ring is not None)
 
     def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
         for refill in self.refills.due(idle=not any(begun(lane) for lane in lanes)):
