@@ -19,10 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import requests_of
 
+from dflash.bench.handover_rows import prefill_row
+from dflash.bench.replay_files import Made, header
 from dflash.cli import record_run
 from dflash.cli.main import run
 from dflash.draftfile.rows import Ragged, RequestRows
+from dflash.engine.lane import Lane
 from dflash.engine.metrics import Metrics
+from dflash.engine.output import Part, RecorderPlan
 from dflash.engine.recorder import process, ring
 from dflash.engine.recorder.child import PATIENCE
 from dflash.engine.recorder.process import ProcessRecorder
@@ -38,6 +42,8 @@ from dflash.engine.recorder.wire import (
     unframed,
     unpacked_row,
 )
+from dflash.engine.request import Request
+from dflash.target.sampling import Sampling
 
 LINES = [
     {"prompt": "one two one two"},
@@ -271,6 +277,29 @@ def test_decoding_waits_for_no_word_of_the_recorder_before_all_is_decoded(dflash
     assert decoded[0] > document["rounds"]
     assert dflash("-o", "whole.parquet", "--recorder", "inline")[0] == 0
     assert requests_of(in_folder / "run.parquet") == requests_of(in_folder / "whole.parquet")
+
+
+def test_what_was_said_to_a_recorder_that_had_not_started_outlives_who_said_it(in_folder, monkeypatch):
+    patient = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+    monkeypatch.setattr(process, "PROGRAM", patient + process.PROGRAM)
+    facts = header(Made(1, dense=True, length=3)) | {"store_topk": 16, "dense": False}
+    facts["features"] = {"mode": "fingerprint", "hidden": 4, "taps": []}
+    plan = RecorderPlan(Path("run.parquet"), facts, Part("made", 0, 1), 5.0, False, False, True, True)
+    recorder = ProcessRecorder(plan)
+    recorder.begin()
+    for order in range(3):
+        request = Request(str(order), [5, 6], "hi", Sampling(0.0), 0, 1, order=order)
+        lane = Lane.start(0, request, frozenset(), None, None)
+        recorder.opened(lane)
+        recorder.row(lane, {**prefill_row(request), "truncated_by": "length"})
+        recorder.closed(lane)
+    # as the system does when a process is killed
+    recorder._ring.close()
+    os.close(recorder._replies)
+    (in_folder / "go").touch()
+    assert recorder._process.wait(60) == 0
+    assert run(["recover", "run.journal"]) == 0
+    assert list(requests_of(in_folder / "run.parquet")) == ["0", "1", "2"]
 
 
 def test_while_it_decodes_a_process_opens_no_file_and_says_each_thing_once(dflash, monkeypatch):
