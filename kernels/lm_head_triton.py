@@ -111,17 +111,6 @@ def _temper(Temperatures, rows):
 
 
 @triton.jit
-def _score_of(logit, ids, tempered, drawn, draw, Map, MAPPED: tl.constexpr):
-    """The score in the race of one token a row."""
-    position, purpose, path, k0, k1 = draw
-    token = ids
-    if MAPPED:
-        token = tl.load(Map + ids)
-    noise = near_log_exponential(words_of_ids(token, position, purpose, path, k0, k1))
-    return logit * tempered - tl.where(drawn, noise, 0.0)
-
-
-@triton.jit
 def _any(hits):
     return tl.max(tl.max(hits.to(tl.int32), 1), 0) > 0
 
@@ -129,7 +118,7 @@ def _any(hits):
 @triton.jit
 def _leave_race(
     PartPicks, PartLogits, Map, Temperatures, Positions, Purposes, Paths, Keys, at, live, rows_read, logits,
-    order, ids, least, start, vocabulary,
+    ids, least, start, vocabulary,
     BLOCK_V: tl.constexpr, N: tl.constexpr, CELLS: tl.constexpr, PURPOSES: tl.constexpr, PATHS: tl.constexpr,
     MAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -158,6 +147,7 @@ def _leave_race(
                 leave_none(PartPicks, at, live)
     elif _any(inside & ((logits < least[None, :]) == 0)):
         # at temperature 0 the race is that of the logits
+        order = tl.where(ids < vocabulary, ordered(spread_logits), NO_ORDER)
         best = leave_picks(PartPicks, PartLogits, at, order, spread_logits, ids, live)
     else:
         leave_none(PartPicks, at, live)
@@ -189,21 +179,18 @@ def _judge(
     at = rows * tiles + start // BLOCK_V
     order = tl.where((ids < vocabulary)[:, None], ordered(logits), NO_ORDER)
     top = tl.max(order, 0)
-    lowest = tl.min(tl.where(order == top[None, :], ids[:, None], TOP_ID), 0)
     tempered = value_of(top)
     if TOP > 1:
         reach(Borders, rows, live, top, part, TOP + RACERS, 0, TOP)
     if DRAWS:
-        drawn, tempered = _temper(Temperatures, rows_read)
-        draw = load_draw(Positions, Purposes, Paths, Keys, rows_read, PURPOSES, PATHS)
-        score = _score_of(value_of(top), lowest, tempered, drawn, draw, Map, MAPPED)
-        reach(Borders, rows, live, ordered(score), part, TOP + RACERS, TOP, RACERS)
+        _, tempered = _temper(Temperatures, rows_read)
     _leave_sums(PartSums, at, rows_all * tiles, logits, value_of(top), tempered, live, DRAWS)
     if ASKED > 0:
         _find_asked(At, Found, logits, rows, live, ids, start, asked, vocabulary, BLOCK_V, ASKED)
     spread_order = in_cells(order, BLOCK_V, BLOCK_N, CELLS)
     spread = in_cells(ids[:, None] + tl.zeros([BLOCK_V, BLOCK_N], tl.int32), BLOCK_V, BLOCK_N, CELLS)
     if TOP == 1:
+        lowest = tl.min(tl.where(order == top[None, :], ids[:, None], TOP_ID), 0)
         best = tl.maximum(best, key_of(top, lowest)[:, None])
     else:
         # as late as may be, when other programs have met theirs
@@ -214,7 +201,7 @@ def _judge(
         least = floor_of(reached(Borders, rows_read, TOP + RACERS, TOP, RACERS))
         winner = _leave_race(
             PartPicks, PartLogits, Map, Temperatures, Positions, Purposes, Paths, Keys, at, live, rows_read,
-            logits, spread_order, spread, least, start, vocabulary,
+            logits, spread, least, start, vocabulary,
             BLOCK_V, BLOCK_N, CELLS, PURPOSES, PATHS, MAPPED,
         )  # fmt: skip
         reach(Borders, rows, live, winner, part, TOP + RACERS, TOP, RACERS)

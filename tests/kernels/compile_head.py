@@ -20,8 +20,9 @@ VOCABULARY = 128256
 
 
 def compile_head(
-    rows: int, top: int, dtype: torch.dtype = torch.bfloat16, drawn: bool = False, all_else: bool = False
-) -> list[object]:
+    rows: int, top: int, dtype: torch.dtype = torch.bfloat16, drawn: bool = False, all_else: bool = False,
+    vocabulary: int = VOCABULARY,
+) -> list[object]:  # fmt: skip
     """Both kernels at a size; `all_else` maps ids, asks for logits, and draws with purposes and paths."""
     built: list[object] = []
     kernels = lm_head_launch.score_chunks, lm_head_launch.merge_parts
@@ -34,7 +35,7 @@ def compile_head(
         keys = torch.zeros((rows, 2), dtype=torch.int32)
         draw = Draw(torch.zeros(rows), keys, words, *more) if drawn else None
         asked = torch.zeros((rows, 4), dtype=torch.int32) if all_else else None
-        plan = head_plan(rows, VOCABULARY, weight.element_size(), top, "fast", None)
+        plan = head_plan(rows, vocabulary, weight.element_size(), top, "fast", None)
         lm_head_launch.launch_head(
             hidden, weight, ids if all_else else None, asked, draw, 1.0, None, 1e-5, plan,
             make_head_scratch(hidden, plan), empty_scores(hidden, top, asked, draw), True,
@@ -70,6 +71,8 @@ def configurations() -> dict[str, list[object]]:
         "head 64 drawn, all else, top 32": compile_head(64, 32, drawn=True, all_else=True),
         "head 32 drawn, top 32": compile_head(32, 32, drawn=True),
         "head 64 drawn, top 16": compile_head(64, 16, drawn=True),
+        "head 32 drawn, top 16": compile_head(17, 16, drawn=True),
+        "head 32 drawn, top 16, small": compile_head(17, 16, drawn=True, vocabulary=49152),
         "head 32 float32 drawn": compile_head(32, 4, torch.float32, drawn=True),
         "head 64 float32 drawn, all else, top 32": compile_head(64, 32, torch.float32, True, True),
     }
