@@ -66,7 +66,7 @@ HEAD_TILES: dict[tuple[int, int], HeadTile] = {
     (64, 2): HeadTile(128, 64, 4, 4, 264, None, 256),
     (16, 4): HeadTile(64, 32, 4, 3, 264, None, 64),
     (32, 4): HeadTile(32, 32, 8, 3, 264, None, 64),
-    (64, 4): HeadTile(32, 16, 8, 3, 264, None, 64),
+    (64, 4): HeadTile(16, 16, 8, 3, 264, None, 64),
 }
 # of two bytes, where every tile of the vocabulary can have a program
 SMALL_TILES: dict[int, HeadTile] = {

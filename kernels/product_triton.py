@@ -211,8 +211,8 @@ def qkv_kernel(
     real = own < TURN
     inside = tl.minimum(own, TURN - 1)
     left = head * (2 * TURN) + inside
-    if HEAD_NORM:
-        gain = QNorm if head < HEADS else KNorm
+    gain = QNorm if head < HEADS else KNorm
+    if HEAD_NORM and AHEAD:
         a_gain, b_gain = tl.load(gain + inside), tl.load(gain + TURN + inside)
     enter(W, left, left + TURN, blocks * (BLOCK_K * WAYS), depth, PREFETCH, EARLY, PDL)
     position = tl.load(Positions + rows, mask=live, other=0).to(tl.int64)
@@ -233,6 +233,8 @@ def qkv_kernel(
             b += tl.load(Bias + TURN + left).to(tl.float32)[None, :]
         if head < HEADS + KV_HEADS:
             if HEAD_NORM:
+                if not AHEAD:
+                    a_gain, b_gain = tl.load(gain + inside), tl.load(gain + TURN + inside)
                 a, b = _head_norm(a, b, a_gain, b_gain, real, head_eps, TURN)
             if not AHEAD:
                 cos, sin = _turns(Cos, Sin, position, inside, TURN)

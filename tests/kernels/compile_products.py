@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from dflash.kernels import gate_up, product_triton, qkv_rope, row_product
-from dflash.kernels.product_plan import TILES, ProductTile
+from dflash.kernels.product_plan import HEAD_TILES, TILES, ProductTile
 from dflash.kernels.row_norm import CarriedNorm
 from tests.kernels.ahead_of_time import Recorder, print_compiled
 
@@ -94,11 +94,10 @@ def configurations() -> dict[str, list[object]]:
         if product != "rows":
             found[f"{product} {rows} {size} own norm"] = make[product](rows, tile, depth, own=True)
     for rows in (16, 64):
-        found[f"qkv {rows} Qwen3"] = compile_qkv(rows, TILES["qkv", rows, "large"], 4096, 128, normed=True)
+        found[f"qkv {rows} Qwen3"] = compile_qkv(rows, HEAD_TILES[rows], 4096, 128, normed=True)
         found[f"rows {rows} head"] = compile_rows(rows, TILES["rows", rows, "large"], 4096, normed=True)
     for rows in (32, 64):
-        small = TILES["qkv", rows, "small"]
-        found[f"qkv {rows} small Qwen3"] = compile_qkv(rows, small, 512, 128, normed=True)
+        found[f"qkv {rows} small Qwen3"] = compile_qkv(rows, HEAD_TILES[rows], 512, 128, normed=True)
     found["qkv 16 bias d96"] = compile_qkv(16, TILES["qkv", 16, "large"], 576, 96, bias=True)
     context = TILES["qkv", 16, "small"]
     found["qkv 16 append only"] = compile_qkv(16, context, 576, normed=True, heads=0)
