@@ -231,9 +231,10 @@ def first_token(subject: Subject, given: DecodeSettings) -> FirstToken:
             engine.overlaps = False
         if warm:
             engine.warm_up(given.prompt_tokens + given.new_tokens)
+        asked = decoder.conversations()[:1]
         clock = Clock(decoder.session.target.device)
         with clock.watching(engine):
-            rows: Any = engine.run(decoder.conversations()[:1], NoSink())
+            rows: Any = engine.run(asked, NoSink())
             next(rows)
             rows.close()
         found.append(1e3 * clock.first)
