@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device.refill import PromptRound, Refill
@@ -19,21 +19,29 @@ from dflash.target.scratch import Scratch
 ROWS_A_ROUND = 1024
 
 
+class _Waiting(NamedTuple):
+    """A prompt, and before which round it joins at the soonest."""
+
+    refill: Refill
+    round: int
+
+
 class Refills:
     """Prompts that were queued, in order.
 
-    Which of them are waited for before a round depends on their lengths alone, never on how long they take:
-    so a run repeats, whatever the device does meanwhile.
+    Which of them are waited for before a round depends on their lengths and their places in the queue,
+    never on how long they take: so a run repeats, whatever the device does meanwhile. Those that run behind
+    queued rounds are not waited for before others are queued, or the device would run out of work.
     """
 
     def __init__(self, rows: int = ROWS_A_ROUND) -> None:
         self.rows = rows
-        self._waiting: deque[Refill] = deque()
-        self._credit = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._credit = self._round = 0
 
     def add(self, refill: Refill) -> None:
         """Queue one more."""
-        self._waiting.append(refill)
+        self._waiting.append(_Waiting(refill, self._round + 1 + refill.behind))
 
     def due(self, *, idle: bool) -> Iterator[Refill]:
         """Those that join before the next round.
@@ -42,16 +50,20 @@ class Refills:
             idle: whether nothing else decodes, so that there is nothing to do but wait for the first.
         """
         self._credit += self.rows
-        while self._waiting and (idle or self._waiting[0].rows <= self._credit):
-            refill = self._waiting.popleft()
+        self._round += 1
+        while self._waiting and (idle or self._is_due(self._waiting[0])):
+            refill = self._waiting.popleft().refill
             self._credit, idle = max(0, self._credit - refill.rows), False
             yield refill
         if not self._waiting:
             self._credit = 0
 
+    def _is_due(self, waiting: _Waiting) -> bool:
+        return waiting.round <= self._round and waiting.refill.rows <= self._credit
+
     def drop(self) -> list[Refill]:
         """Forget all of them."""
-        found = list(self._waiting)
+        found = [waiting.refill for waiting in self._waiting]
         self._waiting.clear()
         self._credit = 0
         return found

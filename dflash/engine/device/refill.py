@@ -39,12 +39,21 @@ from dflash.target.native_layers import KeyValue, StepSpace
 
 
 class Refill(NamedTuple):
-    """A prompt that was queued: its lane, the ticket of its record, rows computed, its taps if wanted."""
+    """A prompt that was queued.
+
+    Attributes:
+        lane: that it fills.
+        ticket: of its record.
+        rows: that are computed.
+        taps: of its tokens, if they are wanted.
+        behind: whether it runs behind all rounds that were queued before it.
+    """
 
     lane: Lane
     ticket: int
     rows: int
     taps: Tensor | None
+    behind: bool
 
 
 class PromptRound:
@@ -136,7 +145,7 @@ class PromptRound:
             )
             if found.taps is not None and self._native is None:
                 self.drafter.see(index, found.taps)
-            return Refill(lane, self.ring.push(), rows_of(len(tokens)), found.taps)
+            return Refill(lane, self.ring.push(), rows_of(len(tokens)), found.taps, in_turn)
 
     @contextmanager
     def aside(self, *, in_turn: bool = False) -> Iterator[None]:
