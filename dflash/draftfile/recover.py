@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from dflash.draftfile.errors import FileMissing, OpenError, OutputBusy
+from dflash.draftfile.errors import FileMissing, JournalEmpty, OpenError, OutputBusy
 from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.journal import journal_path
 from dflash.draftfile.journal_reader import Entry, JournalReader, open_journal
@@ -77,7 +77,7 @@ def recover(path: Path | str, output: Path | str | None = None, *, overwrite: bo
     target = own if output is None else Path(output)
     elsewhere = target.resolve() != own.resolve()
     with _held(own) if elsewhere else nullcontext():
-        reader = open_journal(journal)
+        reader = open_journal(journal) if elsewhere else _opened(journal, own)
         found = _complete(reader, own)
         if found is None:
             found = _write(reader, target, overwrite)
@@ -85,6 +85,15 @@ def recover(path: Path | str, output: Path | str | None = None, *, overwrite: bo
             return found._replace(journal=journal)
         journal.unlink()
         return found
+
+
+def _opened(journal: Path, own: Path) -> JournalReader:
+    try:
+        return open_journal(journal)
+    except JournalEmpty:
+        # that of a recording which has just begun
+        with _held(own):
+            raise
 
 
 def _places(path: Path) -> tuple[Path, Path]:

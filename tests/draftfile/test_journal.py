@@ -224,8 +224,11 @@ def test_what_was_recovered_elsewhere_may_be_recovered_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("output", [None, "saved.parquet"])
-def test_a_running_recording_is_left_alone(tmp_path: Path, output: str | None) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_running_recording_is_left_alone(tmp_path: Path, output: str | None, begun: bool) -> None:
     keep(tmp_path / "run.journal", tables(6, 1), 0)
+    if not begun:
+        (tmp_path / "run.journal").write_bytes(b"")
     with (
         DraftFileWriter(tmp_path / "run.parquet", header(), run_id="run"),
         pytest.raises(errors.OutputBusy),
@@ -261,8 +264,10 @@ def test_rows_under_another_name_are_left_out(tmp_path: Path) -> None:
 def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes | None, error: type[Exception]) -> None:
     if content is not None:
         (tmp_path / "run.journal").write_bytes(content)
-    with pytest.raises(error, match="journal"):
-        recover(tmp_path / "run.journal")
+    for output in (None, tmp_path / "saved.parquet"):
+        with pytest.raises(error, match="journal"):
+            recover(tmp_path / "run.journal", output)
+    assert not list(tmp_path.glob("*.lock"))
 
 
 def test_nobody_is_sent_to_recover_what_holds_nothing(tmp_path: Path) -> None:

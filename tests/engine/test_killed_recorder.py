@@ -161,9 +161,10 @@ def test_what_was_handed_to_a_recording_process_outlives_the_one_that_decodes(
         folder = tmp_path / str(number)
         said = kill_sometime(nursery, folder, chance, "closed", "--recorder", "process")
         monkeypatch.chdir(folder)
-        told, deadline = "being written", time.monotonic() + 60
-        # the recording process takes a moment to write what it was handed
-        while "being written" in told and time.monotonic() < deadline:
+        code, told, deadline = 1, "being written", time.monotonic() + 60
+        # the recording process takes a moment to start, and to write what it was handed
+        while "being written" in told or "does not exist" in told:
+            assert time.monotonic() < deadline
             code = run(["recover", "run.journal"])
             told = capfd.readouterr().err
         assert code == 0
