@@ -33,8 +33,8 @@ DRAFT_COLUMNS = (
 SEEN = ("node_", "slot_", "draft_topk", "draft_lse")
 SEEN_COLUMNS = [column.name for column in COLUMNS if column.name.startswith(SEEN)]
 SLOT_COLUMNS = [name for name in SEEN_COLUMNS if name.startswith("slot_")]
-# columns of tokens in the order of their logits, each with one that has an entry a slot
-LEADERS = {"draft_topk_token": "draft_lse", "slot_topk_token": "slot_choice"}
+# tokens of slot after slot, in the order of their logits
+LEADERS = ("draft_topk_token", "slot_topk_token")
 LASTING = [column.name for column in COLUMNS if not column.volatile]
 
 
@@ -123,15 +123,17 @@ def same_rows(
 
 def same_leaders(mine: dict[str, Any], theirs: dict[str, Any], name: str, where: str, atol: float) -> None:
     """The tokens of each slot's largest logits; where these lie within rounding, tokens may change places."""
-    slots = len(theirs[LEADERS[name]])
-    one, other, logits = (
-        np.array(row[column]).reshape(slots, -1)
-        for row, column in ((mine, name), (theirs, name), (theirs, name.replace("_token", "_logit")))
-    )
-    for slot, place in np.argwhere(one != other):
-        # the last may be tied with one that is not kept
-        tied = np.abs(logits[slot] - logits[slot, place]) <= 2 * atol
-        assert one[slot, place] in other[slot, tied] or tied[-1], f"{where} {slot} {place}"
+    one, other, logits = mine[name], theirs[name], theirs[name.replace("_token", "_logit")]
+    assert len(one) == len(other), where
+    for place in (at for at, token in enumerate(one) if token != other[at]):
+        low = high = place
+        while low and 0 <= logits[low - 1] - logits[low] <= 2 * atol:
+            low -= 1
+        while high + 1 < len(logits) and 0 <= logits[high] - logits[high + 1] <= 2 * atol:
+            high += 1
+        # a slot's last may be tied with one that is not kept
+        ends = high + 1 == len(logits) or logits[high + 1] > logits[high]
+        assert one[place] in other[low : high + 1] or ends, f"{where} {place}"
 
 
 def same_values(mine: Any, theirs: Any, where: str, atol: float, rtol: float) -> None:
