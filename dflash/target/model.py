@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,18 @@ def cache_keyword(model: torch.nn.Module) -> str:
     """The name under which this transformers version takes a cache."""
     names = inspect.signature(model.forward).parameters
     return "cache" if "cache" in names else "past_key_values"
+
+
+@contextmanager
+def attending(model: Any, attention: str) -> Iterator[None]:
+    """Let a model's layers use an attention that is registered with transformers under this name."""
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = attention
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 class TrunkModel:

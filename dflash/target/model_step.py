@@ -5,8 +5,7 @@ The model's own modules compute everything but the attention, which is the tree 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from dflash.kernels.attention_scratch import Scratch
 from dflash.kernels.store_rows import store_rows
 from dflash.kernels.tree_attention import attention_scratch, tree_attention
 from dflash.target.llama_step import StepOutput
-from dflash.target.model import cache_keyword
+from dflash.target.model import attending, cache_keyword
 from dflash.target.native_layers import KeyValue, Way
 from dflash.target.step_inputs import StepInputs
 
@@ -114,7 +113,7 @@ class ModelStep:
         """
         inputs, (lanes, width) = space.inputs, space.inputs.words.shape
         stored = _StoredRows(cache, inputs.places, self.way)
-        with _tree_attention(self.model):
+        with attending(self.model, ATTENTION):
             output = self.model(
                 input_ids=inputs.tokens.view(lanes, width).long(),
                 position_ids=inputs.positions.view(lanes, width).long(),
@@ -167,17 +166,6 @@ def _attend(
 
 
 AttentionInterface.register(ATTENTION, _attend)
-
-
-@contextmanager
-def _tree_attention(model: Any) -> Iterator[None]:
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 def _sizes(text: Any) -> ModelSizes:

@@ -4,8 +4,6 @@ range of lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +12,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.masking_utils import sdpa_mask
 
-from dflash.target.model import cache_keyword
+from dflash.target.model import attending, cache_keyword
 
 ATTENTION = "dflash_grouped"
 BUCKET = 128
@@ -92,7 +90,7 @@ class Lockstep:
     def forward(self, extent: int) -> Step:
         """Read `tokens` at `position`, below `extent`."""
         self.cache.extent = extent
-        with _grouped_attention(self.model):
+        with attending(self.model, ATTENTION):
             output = self.model(
                 input_ids=self.tokens[:, None],
                 position_ids=self.position.expand(len(self.tokens), 1),
@@ -136,14 +134,3 @@ def _grouped(
 
 AttentionInterface.register(ATTENTION, _grouped)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
-@contextmanager
-def _grouped_attention(model: Any) -> Iterator[None]:
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
