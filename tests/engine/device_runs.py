@@ -35,6 +35,7 @@ SEEN_COLUMNS = [column.name for column in COLUMNS if column.name.startswith(SEEN
 SLOT_COLUMNS = [name for name in SEEN_COLUMNS if name.startswith("slot_")]
 # tokens of slot after slot, in the order of their logits
 LEADERS = ("draft_topk_token", "slot_topk_token")
+OF_LEADERS = "draft_topk_target_logit"
 LASTING = [column.name for column in COLUMNS if not column.volatile]
 
 
@@ -117,6 +118,8 @@ def same_rows(
         for name in LASTING:
             if atol and name in LEADERS and theirs.get(name):
                 same_leaders(mine, theirs, name, f"{where} {name}", atol)
+            elif atol and name == OF_LEADERS and theirs.get(name):
+                same_of_leaders(mine, theirs, name, f"{where} {name}", atol, rtol)
             else:
                 same_values(mine.get(name), theirs.get(name), f"{where} {name}", atol, rtol)
 
@@ -134,6 +137,19 @@ def same_leaders(mine: dict[str, Any], theirs: dict[str, Any], name: str, where:
         # a slot's last may be tied with one that is not kept
         ends = high + 1 == len(logits) or logits[high + 1] > logits[high]
         assert one[place] in other[low : high + 1] or ends, f"{where} {place}"
+
+
+def same_of_leaders(
+    mine: dict[str, Any], theirs: dict[str, Any], name: str, where: str, atol: float, rtol: float
+) -> None:
+    """What belongs to each of a slot's drafted leaders, at whichever place of the slot either side has it."""
+    assert len(mine[name]) == len(theirs[name]), where
+    tokens, slots = "draft_topk_token", sum(lse is not None for lse in theirs["draft_lse"])
+    for low in range(0, len(theirs[name]), len(theirs[name]) // slots):
+        part = slice(low, low + len(theirs[name]) // slots)
+        one, other = (dict(zip(row[tokens][part], row[name][part], strict=True)) for row in (mine, theirs))
+        for token in one.keys() & other.keys():
+            same_values(one[token], other[token], f"{where} token {token}", atol, rtol)
 
 
 def same_values(mine: Any, theirs: Any, where: str, atol: float, rtol: float) -> None:

@@ -27,3 +27,19 @@ def test_near_ties_may_change_places_and_the_last_may_be_another(tokens: list[in
 def test_all_else_is_found(tokens: list[int]) -> None:
     with pytest.raises(AssertionError, match="row"):
         compare(tokens)
+
+
+def compare_of_leaders(tokens: list[int], logits: list[float]) -> None:
+    mine = ROW | {"draft_topk_token": tokens, "draft_topk_target_logit": logits}
+    theirs = ROW | {"draft_topk_target_logit": [0.5, -1.0, 0.0, 4.0, 2.0, 7.0]}
+    device_runs.same_of_leaders(mine, theirs, "draft_topk_target_logit", "row", 2e-4, 1e-4)
+
+
+def test_what_belongs_to_leaders_goes_with_them() -> None:
+    compare_of_leaders([7, 5, 2, 3, 4, 8], [-1.0, 0.5, 9.0, 4.0, 2.0, 7.0])
+
+
+@pytest.mark.parametrize("logits", [[0.5, -1.0, 0.0, 4.0, 2.0, 7.0], [-1.0, 0.5, 0.0, 4.0, 7.0, 2.0]])
+def test_values_that_stay_behind_are_found(logits: list[float]) -> None:
+    with pytest.raises(AssertionError, match="row"):
+        compare_of_leaders([7, 5, 9, 3, 4, 8], logits)
