@@ -89,7 +89,9 @@ def _check_ring(ring: FeatureRing, taps: Tensor) -> Encoding:
     return encoding
 
 
-def _check(taps: Tensor, count: Tensor, path: Tensor, ring: FeatureRing) -> Encoding:
+def _check(
+    taps: Tensor, count: Tensor, path: Tensor, ring: FeatureRing, live: Tensor | None, first: Tensor | None
+) -> Encoding:
     if taps.dim() != 3 or not 1 <= taps.shape[0] <= MAX_LANES or taps.shape[1] < 1:
         raise ShapeRefused("taps", f"[1 to {MAX_LANES} lanes, slots, width]", taps.shape)
     if taps.dtype not in _FLOATS:
@@ -100,13 +102,20 @@ def _check(taps: Tensor, count: Tensor, path: Tensor, ring: FeatureRing) -> Enco
     lanes, slots, _ = taps.shape
     check_dense("count", count, torch.int32, (lanes,), taps)
     check_dense("path", path, torch.int32, (lanes, slots - 1), taps)
+    if live is not None:
+        check_dense("live", live, torch.int32, (lanes,), taps)
+    if first is not None:
+        check_dense("first", first, torch.int64, (1,), taps)
     if ring.values.device != taps.device:
         raise DeviceRefused("ring.values", str(taps.device), ring.values.device, ring.values.shape)
     return _check_ring(ring, taps)
 
 
-def _reference(taps: Tensor, count: Tensor, path: Tensor, ring: FeatureRing, encoding: Encoding) -> None:
+def _reference(
+    taps: Tensor, count: Tensor, path: Tensor, ring: FeatureRing, encoding: Encoding, live: Tensor | None
+) -> None:
     slot = torch.arange(taps.shape[1], device=taps.device)
+    count = count if live is None else torch.where(live > 0, count, -1)
     lane, kept = (slot < count[:, None] + 1).nonzero(as_tuple=True)
     rows = torch.cat([path.new_zeros(len(path), 1), path + 1], 1)
     values, scales = encode_features(taps[lane, rows.long()[lane, kept]], encoding)
@@ -125,6 +134,8 @@ def _launch(
     encoding: Encoding,
     tile: PackTile,
     pdl: bool,
+    live: Tensor | None = None,
+    first: Tensor | None = None,
 ) -> None:
     from dflash.kernels.pack_triton import pack_rows
 
@@ -134,10 +145,12 @@ def _launch(
     pieces = -(-groups_of(width) // tile.groups)
     pdl = pdl and not interpreted()
     pack_rows[(min(lanes * slots * pieces, tile.programs),)](
-        bits, count, path, ring.values.view(codes),
-        ring.written if ring.scales is None else ring.scales, ring.written, ring.tickets,
+        bits, count, path, count if live is None else live, ring.values.view(codes),
+        ring.written if ring.scales is None else ring.scales, ring.written,
+        ring.written if first is None else first, ring.tickets,
         taps.stride(0), taps.stride(1), lanes, slots, pieces, width, len(ring.values),
         LANES=1 << (lanes - 1).bit_length(), GROUPS=tile.groups, CODE=list(CODES).index(encoding),
+        RESTS=live is not None, TELLS=first is not None,
         BF16=taps.dtype == torch.bfloat16, LARGEST=LARGEST.get(encoding, 1.0), LEAST=LEAST,
         NATIVE=not interpreted(), PDL=pdl,
         # fused, adding `WHOLE` would round products once instead of twice
@@ -151,6 +164,8 @@ def pack_features(
     path: Tensor,
     ring: FeatureRing,
     *,
+    live: Tensor | None = None,
+    first: Tensor | None = None,
     impl: Impl = "triton",
     tile: PackTile = PACK_TILE,
     pdl: bool = True,
@@ -166,6 +181,8 @@ def pack_features(
             even its anchor.
         path: int32 `[lanes, nodes]`, the accepted nodes in order (`Accepted.path`).
         ring: from `feature_ring`, with room for all slots of all lanes.
+        live: int32 `[lanes]`, above 0 for lanes that commit what was accepted; None for all of them.
+        first: int64 `[1]`, gets `written` as it was before; None to keep it to oneself.
         impl: `triton` or `reference`.
         tile: another configuration than the default.
         pdl: start under the preceding kernel's tail.
@@ -174,8 +191,10 @@ def pack_features(
         ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before the launch.
     """
     check_choice("impl", Impl, impl)
-    encoding = _check(taps, count, path, ring)
+    encoding = _check(taps, count, path, ring, live, first)
     if impl == "reference":
-        return _reference(taps, count, path, ring, encoding)
+        if first is not None:
+            first.copy_(ring.written)
+        return _reference(taps, count, path, ring, encoding, live)
     require_device("taps", taps)
-    return _launch(taps, count, path, ring, encoding, tile, pdl)
+    return _launch(taps, count, path, ring, encoding, tile, pdl, live, first)

@@ -78,10 +78,11 @@ def _pack_piece(
 
 @triton.jit(do_not_specialize=["lanes", "slots", "pieces", "capacity"])
 def pack_rows(
-    Taps, Count, Path, Values, Scales, Written, Tickets,
+    Taps, Count, Path, Live, Values, Scales, Written, First, Tickets,
     stride_lane, stride_slot, lanes, slots, pieces, width, capacity,
     LANES: tl.constexpr, GROUPS: tl.constexpr, CODE: tl.constexpr, BF16: tl.constexpr,
     LARGEST: tl.constexpr, LEAST: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
+    RESTS: tl.constexpr, TELLS: tl.constexpr,
 ):  # fmt: skip
     """Pack every piece of every accepted row, then move the counter on; grid (programs)."""
     if PDL:
@@ -89,11 +90,15 @@ def pack_rows(
         tl.extra.cuda.gdc_launch_dependents()
     lane_ids = tl.arange(0, LANES)
     kept = tl.maximum(tl.load(Count + lane_ids, mask=lane_ids < lanes, other=-1) + 1, 0)
+    if RESTS:
+        kept = tl.where(tl.load(Live + lane_ids, mask=lane_ids < lanes, other=0) > 0, kept, 0)
     written = tl.load(Written)
     for item in tl.range(tl.program_id(0), lanes * slots * pieces, tl.num_programs(0)):
         lane, slot = item // pieces // slots, item // pieces % slots
         # side by side, as neither waits for the other; what is past the count is not used
         mine = tl.load(Count + lane) + 1
+        if RESTS:
+            mine = tl.where(tl.load(Live + lane) > 0, mine, 0)
         node = tl.load(Path + lane * (slots - 1) + slot - 1, mask=slot > 0, other=-1)
         if slot < mine:
             before = tl.sum(tl.where(lane_ids < lane, kept, 0), 0)
@@ -105,5 +110,7 @@ def pack_rows(
     # every thread has read the counter and written its rows before this program counts itself in
     tl.debug_barrier()
     if tl.atomic_add(Tickets, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        if TELLS:
+            tl.store(First, written)
         tl.store(Written, written + tl.sum(kept, 0))
         tl.store(Tickets, 0)

@@ -21,6 +21,7 @@ from dflash.engine.prompts.prompt import Prompt
 from dflash.engine.request import Request
 from dflash.engine.session import Session
 from dflash.engine.settings import RecordSettings
+from dflash.kernels.feature_codes import Encoding
 from dflash.policy.registry import parse_policy
 from dflash.policy.step_time import StepTime
 from dflash.target.sampling import Sampling
@@ -39,7 +40,7 @@ class DecodeSettings:
         policies: of the speculative sides, each beside the others.
         lists: of prompts: if there are any, decoded one after the other in the lanes, each to the end of its
             answer or to `new_tokens` tokens.
-        features: what the recorded sides keep.
+        features: what the recorded sides keep; hidden states as `feature_dtype`.
         dense: whether they draft from every position besides.
     """
 
@@ -56,6 +57,7 @@ class DecodeSettings:
     step_time: StepTime | None = None
     lists: tuple[tuple[Prompt, ...], ...] = ()
     features: FeatureMode = FeatureMode.FINGERPRINT
+    feature_dtype: Encoding = "bf16"
     dense: bool = False
 
     @property
@@ -154,6 +156,7 @@ def settings_of(
         branches=given.branches if drafts else 1,
         lanes=lanes,
         features=given.features if side.manner == RECORDED else FeatureMode.NONE,
+        feature_dtype=given.feature_dtype,
         dense=given.dense and drafts and side.manner == RECORDED,
         target_impl="native",
         draft_impl="native" if drafts else "generic",

@@ -9,6 +9,7 @@ from typing import Any
 from dflash.bench.decode import PLAIN, RECORDED, DecodeSettings, FirstToken, Side, SideResult
 from dflash.bench.decode_models import Subject
 from dflash.bench.decode_peers import Peer
+from dflash.engine.features import FeatureMode
 
 
 def document(
@@ -27,6 +28,7 @@ def document(
         "temperature": given.temperature,
         "prompts": [len(each) for each in given.lists],
         "features": str(given.features),
+        "feature_dtype": given.feature_dtype if given.features == FeatureMode.ALL else None,
         "dense": given.dense,
         "prompt_tokens": given.prompt_tokens,
         "new_tokens": given.new_tokens,

@@ -16,6 +16,7 @@ from typing import Any
 
 from dflash.bench.handover_rows import TAPS, TOP, Case, Rounds, prefill_row
 from dflash.bench.replay_files import Made, header
+from dflash.draftfile.feature_values import ENCODINGS
 from dflash.engine.lane import Lane
 from dflash.engine.output import Part, RecorderPlan
 from dflash.engine.recorder.process import ProcessRecorder, open_process
@@ -134,7 +135,7 @@ def _recorded(case: Case) -> _Recorded:
         made = header(Made(1, dense=True, length=case.length)) | {"store_topk": TOP, "lanes": case.lanes}
         made |= {"dense": False, "features": {"mode": "fingerprint", "hidden": TAPS // 3, "taps": []}}
         if case.features:
-            made["features"] |= {"mode": "all", "encoding": "bf16"}
+            made["features"] |= {"mode": "all", "encoding": case.features}
         plan = RecorderPlan(
             Path(folder) / "run.parquet", made, Part("made", 0, 1), 5.0, False, False, True, True
         )
@@ -152,7 +153,7 @@ def main() -> None:
     """Print a line for each number of lanes, plain and with chains of 7."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=30_000, help="live rows of each case, about")
-    parser.add_argument("--features", action="store_true", help="keep whole hidden states")
+    parser.add_argument("--features", choices=ENCODINGS, help="keep whole hidden states")
     given = parser.parse_args()
     print("lanes length      rows   us/row us/request  recorder us/row  blocked s")
     for length, chain in CHAINS.items():

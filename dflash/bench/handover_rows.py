@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from dflash.bench.replay_files import VOCAB
-from dflash.engine.device.arrays import Records
+from dflash.draftfile.feature_values import FeatureEncoding
+from dflash.engine.device.arrays import Packed, Records
 from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
 from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
 from dflash.engine.recorder.columns import ColumnMaker
 from dflash.engine.request import Request
+from dflash.kernels.feature_codes import encode_features
 from dflash.kernels.round_lanes import RoundTree
 
 TOP, POOL, TAPS = 16, 8, 3 * 576
@@ -25,7 +28,7 @@ class Case(NamedTuple):
         chain: rounds that are handed over at once.
         length: of drafts; 0 is plain decoding.
         rounds: of a request.
-        features: whether whole hidden states are kept.
+        features: how whole hidden states are kept; None if they are not.
     """
 
     lanes: int
@@ -33,7 +36,7 @@ class Case(NamedTuple):
     length: int
     requests: int
     rounds: int = 64
-    features: bool = False
+    features: FeatureEncoding | None = None
 
 
 class Rounds:
@@ -42,13 +45,14 @@ class Rounds:
     def __init__(self, case: Case) -> None:
         self.case = case
         tree = RoundTree.make(case.length, 1, case.lanes, "cpu")
-        sizes = RecordSizes(case.lanes, TOP, TOP if case.length else 2, TAPS, case.features)
+        sizes = RecordSizes(case.lanes, TOP, TOP if case.length else 2, TAPS, case.features is not None)
         fields = record_fields(sizes, tree)
         self.layout = layout_of(fields)
         parents = tree.parents[0].tolist() if tree.nodes else []
-        self.maker = RoundRows(self.layout, ColumnMaker(parents, tree.expanded, 1, TOP))
+        self.maker = RoundRows(self.layout, ColumnMaker(parents, tree.expanded, 1, TOP), case.features)
         rng, shape = np.random.default_rng(1), (case.chain, record_words(fields))
         self.pool = [self._filled(rng, np.zeros(shape, np.int32)) for _ in range(POOL)]
+        self.packed = [self._packed(rng, flat) for flat in self.pool]
 
     def _filled(self, rng: np.random.Generator, flat: Any) -> Any:
         found = Records(flat, self.layout)
@@ -65,7 +69,17 @@ class Rounds:
         found["lse"][:] += 40
         found["count"][:] = rng.integers(0, self.case.length + 1, found["count"].shape)
         found["path"][:] = np.arange(self.case.length)
+        found["live"][:] = 1
         return flat
+
+    def _packed(self, rng: np.random.Generator, flat: Any) -> Packed | None:
+        """Hidden states of what a chain commits, as graphics memory would hold them."""
+        encoding = self.case.features
+        if encoding is None:
+            return None
+        states = rng.normal(size=(int(Records(flat, self.layout).committed.sum()), TAPS))
+        values, scales = encode_features(torch.from_numpy(states), encoding)
+        return Packed(values.view(torch.uint8).numpy(), None if scales is None else scales.numpy(), lent=True)
 
     def chain(self, number: int, begun: Sequence[int], last: Sequence[int]) -> Chain:
         """The chain of this number, of lanes whose requests begin and end with these chains."""
@@ -80,7 +94,8 @@ class Rounds:
             record, lane, first + record, counts + 1, np.where(ends, 2, 0), np.full(len(record), lanes),
             number * rounds + record, *shape,
         )  # fmt: skip
-        return Chain(flat, np.array(numbers), np.zeros((4, len(record))))
+        packed = self.packed[number % POOL] or ()
+        return Chain(flat, np.array(numbers), np.zeros((4, len(record))), None, *packed)
 
 
 def prefill_row(request: Request) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash.cli.bench_step import SHAPES
-from dflash.cli.options import FiniteFloat, json_option, target_option
+from dflash.cli.options import FiniteFloat, feature_dtype_option, json_option, target_option
 from dflash.cli.output import emit, talk
 
 
@@ -48,6 +48,7 @@ from dflash.cli.output import emit, talk
     "--features", type=click.Choice(["none", "fingerprint", "all"]), default="fingerprint", show_default=True,
     help="What the recorded sides keep of hidden states.",
 )  # fmt: skip
+@feature_dtype_option
 @click.option("--dense", is_flag=True, help="Recorded speculative sides draft from every position, too.")
 @click.option("--recorded/--no-recorded", default=True, help="What recording adds.")
 @click.option(
@@ -138,6 +139,7 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
         step_time=None if cost is None else load_cost(cost).step_time,
         lists=tuple(map(_read, files)),
         features=FeatureMode(options["features"]),
+        feature_dtype=options["feature_dtype"] or "bf16",
         dense=options["dense"],
     )
     return subject, given

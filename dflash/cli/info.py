@@ -166,6 +166,7 @@ def _identities(header: Json) -> list[tuple[str, str]]:
             "shape",
             f"length {shape['length']}, branches {shape['branches']}{', dense' if header['dense'] else ''}",
         ),
+        ("features", _features(header["features"])),
         (
             "engine",
             ", ".join(f"{key} {value}" for key, value in header["engine"].items() if value is not None),
@@ -196,6 +197,13 @@ def _model(model: Json) -> str:
     digest = model["weights_digest"] and f"weights {model['weights_digest'][:12]}"
     parts = [model["name"], model["revision"], model["dtype"], quantisation, digest]
     return ", ".join(str(part) for part in parts if part)
+
+
+def _features(features: Json) -> str:
+    """What is kept of hidden states, how, and of which of them."""
+    taps = [str(tap["hidden_states"]) for tap in features.get("taps", ())]
+    of = f"hidden_states {', '.join(taps)}" if taps else None
+    return ", ".join(filter(None, [features["mode"], features.get("encoding"), of]))
 
 
 def _policy(policy: Json) -> str:

@@ -48,6 +48,12 @@ dtype_option = click.option(
 
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 
+feature_dtype_option = click.option(
+    "--feature-dtype",
+    type=click.Choice(["bf16", "int8", "fp8"]),
+    help="Of hidden states with --features all; int8 and fp8 have a scale for 128 values.  [default: bf16]",
+)
+
 
 def quantisation_option(flag: str, of: str) -> Callable[[Command], Command]:
     """A choice of weight-only quantisation; `of` says what is quantised."""

@@ -11,6 +11,7 @@ from dflash.cli.options import (
     FiniteFloat,
     device_option,
     dtype_option,
+    feature_dtype_option,
     json_option,
     overwrite_option,
     quantisation_option,
@@ -165,6 +166,7 @@ _LIMIT = 2**31 - 1
     show_default=True,
     help="What to keep of hidden states; all of them are what `dflash train` learns from.",
 )
+@feature_dtype_option
 @click.option(
     "--store-topk",
     type=click.IntRange(2, 1024),

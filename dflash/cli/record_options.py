@@ -20,6 +20,7 @@ from dflash.engine.prompts.chat import Defaults
 from dflash.engine.settings import RecordSettings
 from dflash.engine.shard import Shard
 from dflash.errors import UsageError
+from dflash.kernels.feature_codes import Encoding
 from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import parse_policy
 from dflash.policy.temperature import TEMPERATURES, is_temperature
@@ -68,6 +69,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         draft_top_p=options["draft_top_p"],
         store_topk=options["store_topk"],
         features=FeatureMode(options["features"]),
+        feature_dtype=_feature_dtype(options),
         lanes=options["lanes"],
         dense=options["dense"],
         warm=options["warm"],
@@ -108,6 +110,14 @@ def _text(option: str, value: str) -> str:
     if not value:
         raise UsageError(f"Expected {option} to be some text, found an empty one.")
     return value
+
+
+def _feature_dtype(options: Mapping[str, Any]) -> Encoding:
+    """How hidden states are kept; refused where none are."""
+    asked: Encoding | None = options["feature_dtype"]
+    if asked is not None and options["features"] != "all":
+        raise UsageError(f"Expected --features all with --feature-dtype, found {options['features']}.")
+    return asked or "bf16"
 
 
 def _refuse_conflicts(options: Mapping[str, Any]) -> None:

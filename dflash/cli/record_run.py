@@ -81,8 +81,9 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
     if session.taps:
         hidden = int(session.target.model.config.get_text_config().hidden_size)
-        each = bytes_a_token(settings.features, len(session.taps), hidden)
-        talk(f"features: {settings.features}, {each} bytes a committed token, before compression")
+        each = bytes_a_token(settings.features, len(session.taps), hidden, settings.feature_dtype)
+        kept = f"all in {settings.feature_dtype}" if settings.features == "all" else settings.features
+        talk(f"features: {kept}, {each} bytes a committed token, before compression")
     if session.warms_up and session.target.device.type == "cuda":
         talk("warming up; the first run on a machine compiles kernels, for a minute or two")
     with (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.columns import COLUMN
 
 Bytes = npt.NDArray[np.uint8]
+
+# bytes a row from which on rows are joined one by one
+_LONG = 256
 
 
 class ColumnDigest:
@@ -101,7 +104,19 @@ def _encode_list(array: pa.ListArray) -> bytes:
 def _encode_text(array: pa.Array) -> bytes:
     view = array.cast(pa.binary())
     lengths = pc.binary_length(view).fill_null(-1).to_numpy(zero_copy_only=False).astype("<i4")
-    return _weave(lengths, _bytes(view.drop_null()).reshape(-1, 1))
+    data = _bytes(view.drop_null())
+    if len(data) > _LONG * len(lengths):
+        return b"".join(_parts(lengths, data))
+    return _weave(lengths, data.reshape(-1, 1))
+
+
+def _parts(lengths: npt.NDArray[np.int32], data: Bytes) -> Iterator[bytes | memoryview]:
+    """Each row's length before its bytes, which takes less time where there are many of them."""
+    heads, body, start = lengths.tobytes(), data.data, 0
+    for row, end in enumerate(np.maximum(lengths, 0).cumsum(dtype=np.int64).tolist()):
+        yield heads[4 * row : 4 * row + 4]
+        yield body[start:end]
+        start = end
 
 
 def _bytes(values: pa.Array) -> Bytes:

@@ -160,8 +160,8 @@ def columns_table(columns: Columns, count: int, *, features: bool = False) -> pa
     """The table that `RequestRows` makes of the same rows, without making them.
 
     Args:
-        columns: Numbers `[rows]`, lists of one length `[rows, length]` or `Ragged`, strings `Coded`, or what
-            `pyarrow.array` takes. A column that is not there is null; so is every NaN.
+        columns: Numbers `[rows]`, lists of one length `[rows, length]` or `Ragged`, strings `Coded`, bytes
+            `Ragged`, or what `pyarrow.array` takes. A column that is not there is null; so is every NaN.
         count: Rows.
         features: Include the columns of the capability `features`.
 
@@ -184,7 +184,8 @@ def _whole_column(field: pa.Field, column: Column | None, count: int) -> pa.Arra
         if isinstance(column, Coded):
             return _strings(column, kind)
         if isinstance(column, Ragged):
-            return _lists(kind, column.values, column.lengths)
+            make = _binaries if pa.types.is_binary(kind) else _lists
+            return make(kind, column.values, column.lengths)
         if isinstance(column, np.ndarray) and column.ndim == 2:
             return _lists(kind, column.reshape(-1), np.full(count, column.shape[1], np.int32))
         if isinstance(column, np.ndarray):
@@ -201,9 +202,19 @@ def _strings(column: Coded, kind: pa.DataType) -> pa.Array:
 
 
 def _lists(kind: pa.ListType, values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(_offsets(lengths)), _leaf(kind.value_type, values), type=kind)
+
+
+def _binaries(kind: pa.DataType, values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> pa.Array:
+    """Bytes `values` as they lie in memory."""
+    buffers = [None, pa.py_buffer(_offsets(lengths)), pa.py_buffer(values)]
+    return pa.Array.from_buffers(kind, len(lengths), buffers)
+
+
+def _offsets(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), _leaf(kind.value_type, values), type=kind)
+    return offsets
 
 
 def _leaf(kind: pa.DataType, data: npt.NDArray[Any]) -> pa.Array:

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dflash.draftfile.feature_values import groups_of, value_bytes
+from dflash.engine.recorder.feature_columns import planes
+from dflash.kernels.feature_codes import Encoding, encode_features
 from dflash.policy.philox import philox4x32
 
 FINGERPRINT = 16
-ENCODING = "bf16"
 PROMPT_FEATURES = 3
 # tokens of a prompt in one row
 PROMPT_ROWS = 256
@@ -54,57 +56,63 @@ class FeatureMode(StrEnum):
 
 
 class Features:
-    """The feature columns of rows, from the taps of the tokens committed in them."""
+    """The feature columns of rows, from the taps of the tokens committed in them.
 
-    def __init__(self, mode: FeatureMode, fingerprint: Fingerprint) -> None:
-        self.mode = mode
+    Attributes:
+        whole: How hidden states themselves are kept; None if they are not.
+    """
+
+    def __init__(self, mode: FeatureMode, fingerprint: Fingerprint, encoding: Encoding = "bf16") -> None:
+        self.whole: Encoding | None = encoding if mode == FeatureMode.ALL else None
         self.fingerprint = fingerprint
 
     def of(self, states: torch.Tensor) -> dict[str, Any]:
         """Columns of a row, from `states` [tokens, taps x hidden]."""
-        columns: dict[str, Any] = {"feature_fingerprint": self.fingerprint.of(states)}
-        if self.mode == FeatureMode.ALL:
-            columns["feature_values"] = planes(states)
-        return columns
+        prints = {"feature_fingerprint": self.fingerprint.of(states)}
+        return prints if self.whole is None else prints | _columns(_encoded(states, self.whole), self.whole)
 
     def prompt_rows(self, prompt: Sequence[int], states: torch.Tensor) -> Iterator[dict[str, Any]]:
         """Rows of the tokens before a prompt's last one, which the prefill row has, if all is kept."""
-        if self.mode != FeatureMode.ALL or len(prompt) < 2:
+        if self.whole is None or len(prompt) < 2:
             return
-        # two copies from the device, however long the prompt
+        # few copies from the device, however long the prompt
         before = states[: len(prompt) - 1]
-        prints, words = self.fingerprint.of(before).reshape(-1, FINGERPRINT), _words(before)
-        for start in range(0, len(words), PROMPT_ROWS):
-            end = min(start + PROMPT_ROWS, len(words))
+        prints, packed = self.fingerprint.of(before).reshape(-1, FINGERPRINT), _encoded(before, self.whole)
+        for start in range(0, len(before), PROMPT_ROWS):
+            part = slice(start, min(start + PROMPT_ROWS, len(before)))
             yield {
                 "kind": PROMPT_FEATURES,
                 "round": -1,
-                "anchor_position": end - 1,
-                "anchor_token": prompt[end - 1],
-                "feature_fingerprint": prints[start:end].ravel(),
-                "feature_values": _planes(words[start:end]),
+                "anchor_position": part.stop - 1,
+                "anchor_token": prompt[part.stop - 1],
+                "feature_fingerprint": prints[part].ravel(),
+                **_columns([array[part] for array in packed], self.whole),
             }
 
 
-def planes(states: torch.Tensor) -> bytes:
-    """bfloat16 values of `states`, all high bytes before all low bytes."""
-    return _planes(_words(states))
+def _encoded(states: torch.Tensor, encoding: Encoding) -> list[NDArray[Any]]:
+    """Bytes `[tokens, bytes]` of values, and their scales where there are any, on the host."""
+    values, scales = encode_features(states.detach(), encoding)
+    found = [values.contiguous().view(torch.uint8).cpu().numpy()]
+    return found if scales is None else [*found, scales.cpu().numpy()]
 
 
-def _words(states: torch.Tensor) -> NDArray[np.uint16]:
-    """bfloat16 values as the bits that they are."""
-    words = states.detach().to(torch.bfloat16).cpu().contiguous().view(torch.int16)
-    return words.numpy().view(np.uint16)
+def _columns(packed: Sequence[NDArray[Any]], encoding: Encoding) -> dict[str, Any]:
+    """The columns of one row, from what `_encoded` gives of its tokens."""
+    values, *scales = packed
+    if encoding == "bf16":
+        values = planes(values, np.array([len(values)]))
+    columns: dict[str, Any] = {"feature_values": values.tobytes()}
+    return columns | {"feature_scale": scales[0].ravel()} if scales else columns
 
 
-def _planes(words: NDArray[np.uint16]) -> bytes:
-    return (words >> 8).astype(np.uint8).tobytes() + words.astype(np.uint8).tobytes()
-
-
-def bytes_a_token(mode: FeatureMode, taps: int, hidden: int) -> int:
+def bytes_a_token(mode: FeatureMode, taps: int, hidden: int, encoding: Encoding = "bf16") -> int:
     """What features take before compression."""
-    whole = 2 * taps * hidden if mode == FeatureMode.ALL else 0
-    return 4 * FINGERPRINT + whole
+    if mode != FeatureMode.ALL:
+        return 4 * FINGERPRINT
+    width = taps * hidden
+    scales = 0 if encoding == "bf16" else 4 * groups_of(width)
+    return 4 * FINGERPRINT + value_bytes(encoding) * width + scales
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

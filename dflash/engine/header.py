@@ -15,8 +15,9 @@ import torch
 
 from dflash import __version__
 from dflash.drafters.base import Drafter
-from dflash.engine.features import ENCODING, FINGERPRINT, FeatureMode
+from dflash.engine.features import FINGERPRINT, FeatureMode
 from dflash.kernels.attention_plan import Mode
+from dflash.kernels.feature_codes import Encoding
 from dflash.policy.context import Proposal as ProposalKind
 from dflash.policy.registry import Policy
 from dflash.policy.step_time import StepTime
@@ -38,6 +39,7 @@ class RunSettings:
     store_topk: int = 16
     taps: tuple[int, ...] = ()
     features: FeatureMode = FeatureMode.FINGERPRINT
+    feature_dtype: Encoding = "bf16"
     keep_host: bool = True
     dense: bool = False
     shard: tuple[int, int] | None = None
@@ -105,7 +107,7 @@ def _features(target: Target, run: RunSettings) -> Mapping[str, Any]:
     taps = [{"layer": tap, "point": points[tap], "hidden_states": tap} for tap in run.taps]
     projection = f"signs of Philox4x32-10, {FINGERPRINT} a token, over sqrt(taps x hidden)"
     found = {"mode": str(run.features), "hidden": hidden, "taps": taps, "projection": projection}
-    return found | {"encoding": ENCODING} if run.features == FeatureMode.ALL else found
+    return found | {"encoding": run.feature_dtype} if run.features == FeatureMode.ALL else found
 
 
 def _native(run: RunSettings) -> Mapping[str, Any]:

@@ -89,8 +89,8 @@ class RecorderPlan(NamedTuple):
 
 
 @contextmanager
-def open_here(plan: RecorderPlan, *, patience: float = 0.0) -> Iterator[Recorder]:
-    """A recorder in this process, with its output and its journal; `patience` as there.
+def open_here(plan: RecorderPlan, *, patience: float = 0.0, lent: bool = True) -> Iterator[Recorder]:
+    """A recorder in this process, with its output and its journal; `patience` and `lent` as there.
 
     Raises:
         WriteError: The output or the journal cannot be written.
@@ -102,4 +102,4 @@ def open_here(plan: RecorderPlan, *, patience: float = 0.0) -> Iterator[Recorder
     ) as writer:
         journal, kept = start_journal(plan.output, plan.header, plan.part, plan.sync_seconds, **choice)
         given = {"keep_text": plan.keep_text, "features": plan.features}
-        yield Recorder(writer, journal, kept, **given, patience=patience)
+        yield Recorder(writer, journal, kept, **given, patience=patience, lent=lent)

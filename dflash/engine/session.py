@@ -340,7 +340,8 @@ class Session:
         emits_choice = not rule.draws_residuals(context)
         features = None
         if self.taps:
-            features = Features(settings.features, Fingerprint(self.taps, hidden, self.target.device))
+            prints = Fingerprint(self.taps, hidden, self.target.device)
+            features = Features(settings.features, prints, settings.feature_dtype)
         judge = Judge(
             self.noise,
             settings.store_topk,
@@ -384,6 +385,7 @@ class Session:
             store_topk=settings.store_topk,
             taps=self.taps,
             features=settings.features,
+            feature_dtype=settings.feature_dtype,
             keep_host=settings.keep_host,
             dense=settings.dense,
             step_time=settings.step_time,

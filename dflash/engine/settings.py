@@ -15,6 +15,7 @@ from dflash.engine.prompts.chat import Defaults
 from dflash.engine.shard import Shard
 from dflash.errors import UsageError
 from dflash.kernels.attention_plan import Mode
+from dflash.kernels.feature_codes import Encoding
 from dflash.policy.context import DraftSampling, RuleContext
 from dflash.policy.control.controller import frame_of
 from dflash.policy.registry import Policy
@@ -42,6 +43,8 @@ class RecordSettings:
     draft_top_p: float = 1.0
     store_topk: int = 16
     features: FeatureMode = FeatureMode.FINGERPRINT
+    # of features that are kept whole
+    feature_dtype: Encoding = "bf16"
     warm: tuple[Path, ...] = ()
     dense: bool = False
     lanes: int = 1

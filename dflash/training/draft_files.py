@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dflash.draftfile.feature_values import decoded, encoding_of
 from dflash.draftfile.identity import WARM, require_same
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.run import draft_paths
@@ -35,6 +36,7 @@ _COLUMNS = (
     "slot_topk_token",
     "slot_topk_logit",
     "feature_values",
+    "feature_scale",
 )
 # one request in so many is held out
 _HELD_OUT = 8
@@ -56,6 +58,7 @@ class RecordedTexts:
     Raises:
         NoFeatures: A file has no hidden states.
         OtherTaps: Files that tapped different layers.
+        EncodingUnknown: A file of a later version, whose hidden states cannot be read.
         IdentityMismatch: A file of another target.
         TooFewRequests: There is nothing to hold out.
     """
@@ -113,8 +116,7 @@ class RecordedTexts:
         if self._texts is None:
             self._texts = []
             for file in self.files:
-                width = len(self.taps) * int(file.header.features["hidden"])
-                for text in _requests(file, width):
+                for text in _requests(file):
                     self._texts.append(text)
                     tell("reading draft files", len(self._texts) / self._requests)
         return self._texts
@@ -148,10 +150,14 @@ def _taps(file: DraftFile) -> tuple[int, ...]:
     features = file.header.features
     if features["mode"] != "all":
         raise NoFeatures(file.path, features["mode"])
+    encoding_of(features, file.path)
     return tuple(int(tap["hidden_states"]) for tap in features["taps"])
 
 
-def _requests(file: DraftFile, width: int) -> Iterator[_Text]:
+def _requests(file: DraftFile) -> Iterator[_Text]:
+    features = file.header.features
+    encoding = encoding_of(features, file.path)
+    width = len(features["taps"]) * int(features["hidden"])
     names = [name for name in _COLUMNS if name in file.schema.names]
     text: _Text | None = None
     for table in file.tables(names):
@@ -161,14 +167,14 @@ def _requests(file: DraftFile, width: int) -> Iterator[_Text]:
                     yield text
                 text = _Text(len(row["prompt_tokens"]), list(row["prompt_tokens"]))
             if text is not None and row["kind"] != Kind.DENSE:
-                _take(text, row, width)
+                states = decoded(row["feature_values"], row["feature_scale"], width, encoding)
+                _take(text, row, states)
     if text is not None:
         yield text
 
 
-def _take(text: _Text, row: Row, width: int) -> None:
+def _take(text: _Text, row: Row, states: NDArray[np.float32]) -> None:
     """Add a row: the states of the prompt's last token stand before those of the tokens that precede it."""
-    states = _states(row, width)
     if row["kind"] == Kind.PROMPT_FEATURES:
         text.states.insert(len(text.states) - 1, states)
         return
@@ -184,10 +190,3 @@ def _top(row: Row, slot: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     kept = len(row["slot_topk_token"]) // slots
     part = slice(slot * kept, (slot + 1) * kept)
     return np.array(row["slot_topk_token"][part]), np.array(row["slot_topk_logit"][part], dtype=np.float32)
-
-
-def _states(row: Row, width: int) -> NDArray[np.float32]:
-    """Hidden states `[tokens, taps x hidden]` of a row: bfloat16, all high bytes before all low bytes."""
-    planes = np.frombuffer(row["feature_values"], dtype=np.uint8).reshape(2, -1)
-    words = planes[0].astype(np.uint32) << 24 | planes[1].astype(np.uint32) << 16
-    return words.view(np.float32).reshape(-1, width)

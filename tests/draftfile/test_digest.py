@@ -55,6 +55,15 @@ def test_encoding_follows_the_specification(column) -> None:
     assert encode(table[column.name].combine_chunks()) == wanted
 
 
+@pytest.mark.parametrize("size", [0, 10, 2000])
+@pytest.mark.parametrize("start", [0, 3])
+def test_bytes_of_any_length_are_spelled_alike(size: int, start: int) -> None:
+    rng = np.random.default_rng(size)
+    values = [None if number % 3 == 1 else rng.bytes(int(rng.integers(0, size + 1))) for number in range(20)]
+    array = pa.array(values, pa.binary()).slice(start)
+    assert encode(array) == b"".join(spell(value, pa.binary()) for value in values[start:])
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(-5, 5)), max_size=3))), st.data()

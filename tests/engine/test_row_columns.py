@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.draftfile.rows import RequestRows, columns_table
-from dflash.engine.device.arrays import Records
+from dflash.engine.device.arrays import OF_ROUNDS, Packed, Records
 from dflash.engine.device.law import LaneLaw
 from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
 from dflash.engine.device.rows import REASONS, Chain, RoundNumbers, RoundRows
@@ -22,7 +22,7 @@ from dflash.engine.recorder.unmade import Unmade
 from dflash.kernels.round_lanes import RoundTree
 from dflash.policy.context import DraftSampling
 
-LANES, TOP, STORED, VOCAB = 3, 5, 4, 50
+LANES, TOP, STORED, VOCAB, WIDTH = 3, 5, 4, 50, 130
 NODE_FIELDS = {
     "node_token": "node_token", "node_rank": "node_rank", "node_logq": "log_q", "node_margin": "margin",
     "node_confidence": "confidence", "node_target_logit": "node_logit", "node_mass_above": "node_mass",
@@ -39,10 +39,10 @@ SEEN_FIELDS = {
 
 
 def random_records(
-    rng: np.random.Generator, tree: RoundTree, rounds: int, kept: bool
+    rng: np.random.Generator, tree: RoundTree, rounds: int, kept: str | None
 ) -> tuple[Records, dict[str, Any]]:
     """Records that a device could have left, some nodes of which are not there, and their layout."""
-    fields = record_fields(RecordSizes(LANES, TOP, TOP, 8 if kept else 0, kept), tree)
+    fields = record_fields(RecordSizes(LANES, TOP, TOP, 8 if kept else 0, kept is not None), tree)
     layout = layout_of(fields)
     found = Records(np.zeros((rounds, record_words(fields)), np.int32), layout)
     for values in found.values():
@@ -64,7 +64,20 @@ def random_records(
             gone = above >= 0 and found["node_token"][place][above] < 0
             if gone or (rng.random() < 0.1 and node not in path):
                 found["node_token"][place][node] = -1
+    # whose rows are not handed over, though features of them may have been packed
+    found["live"][:] = rng.random(found["live"].shape) < 0.9
+    if kept is not None:
+        found.features = random_features(rng, found, kept)
     return found, layout
+
+
+def random_features(rng: np.random.Generator, records: Records, encoding: str) -> Packed:
+    """Codes and scales of all that lives, in order."""
+    rows = int((records["count"] + 1)[records["live"] > 0].sum())
+    size = 2 * WIDTH if encoding == "bf16" else WIDTH
+    values = rng.integers(0, 256, (rows, size)).astype(np.uint8)
+    scales = None if encoding == "bf16" else rng.random((rows, 2)).astype(np.float32)
+    return Packed(values, scales, lent=True)
 
 
 def one_row(
@@ -122,9 +135,9 @@ def one_row(
     }  # fmt: skip
 
 
-def told(record: dict[str, Any], times: Any) -> dict[str, Any]:
+def told(records: Records, round_: int, lane: int) -> dict[str, Any]:
     """The columns of times and of features."""
-    started, drafted, verified, ended = (int(time) for time in times)
+    started, drafted, verified, ended = (int(time) for time in records["times"][round_])
     drafted, ended = drafted or started, ended or verified
     row: dict[str, Any] = {}
     if started and drafted and verified and ended:
@@ -133,11 +146,19 @@ def told(record: dict[str, Any], times: Any) -> dict[str, Any]:
             "verify_us": (verified - drafted) / 1e3,
             "round_us": (ended - started) / 1e3,
         }
-    if "features" in record:
-        count = record["count"] + 1
-        words = record["features"][:count].ravel().tolist()
-        row["feature_fingerprint"] = record["fingerprint"][:count].ravel()
-        row["feature_values"] = bytes(word >> 8 for word in words) + bytes(word & 255 for word in words)
+    packed = records.features
+    if packed is not None:
+        before = 0
+        for place in np.ndindex(*records["live"].shape):
+            if place == (round_, lane):
+                break
+            before += int(records["count"][place]) + 1 if records["live"][place] else 0
+        count = int(records["count"][round_, lane]) + 1
+        values = packed.values[before : before + count].tobytes()
+        row["feature_fingerprint"] = records["fingerprint"][round_, lane][:count].ravel()
+        row["feature_values"] = values if packed.scales is not None else values[1::2] + values[::2]
+        if packed.scales is not None:
+            row["feature_scale"] = packed.scales[before : before + count].ravel()
     return row
 
 
@@ -149,7 +170,7 @@ LAWS = [LaneLaw(0.0, None), LaneLaw(0.8, None), LaneLaw(0.8, DraftSampling(0.7, 
     seed=st.integers(0, 2**32),
     length=st.integers(0, 4),
     branches=st.integers(1, 3),
-    kept=st.booleans(),
+    kept=st.sampled_from([None, "bf16", "int8", "fp8"]),
     cut=st.booleans(),
 )
 def test_columns_of_many_rows_are_those_of_each_row(seed, length, branches, kept, cut):
@@ -159,16 +180,17 @@ def test_columns_of_many_rows_are_those_of_each_row(seed, length, branches, kept
     chains, rows, laws = [], [], []
     for rounds in (2, 1):
         records, layout = random_records(rng, tree, rounds, kept)
-        count = rounds * LANES
+        live = rng.permutation(np.flatnonzero(records["live"].ravel()))
+        count = len(live)
         numbers = RoundNumbers(
-            *np.divmod(rng.permutation(count), LANES), *rng.integers(0, len(REASONS), (5, count)),
+            *np.divmod(live, LANES), *rng.integers(0, len(REASONS), (5, count)),
             np.full(count, length), np.full(count, branches),
         )  # fmt: skip
         by_lane = {lane: LAWS[rng.integers(len(LAWS) if length else 2)] for lane in range(LANES)}
         shapes = np.array([tree.length, tree.branches])
         for place in range(count):
             where = numbers.record[place], numbers.lane[place]
-            record = {name: values[where] for name, values in records.items() if name != "times"}
+            record = {name: values[where] for name, values in records.items() if name not in OF_ROUNDS}
             deepest, widest = int(record["count"]), int(record["path"].max(initial=0) % max(branches, 1)) + 1
             if cut and length:
                 shapes = np.array([rng.integers(deepest, length + 1), rng.integers(widest, branches + 1)])
@@ -177,9 +199,7 @@ def test_columns_of_many_rows_are_those_of_each_row(seed, length, branches, kept
                 outside = (node // branches >= shapes[0]) | (node % branches >= shapes[1])
                 record["node_token"][outside] = -1
             law = by_lane[int(numbers.lane[place])]
-            row = one_row(record, tree, law, *shapes.tolist()) | told(
-                record, records["times"][numbers.record[place]]
-            )
+            row = one_row(record, tree, law, *shapes.tolist()) | told(records, *map(int, where))
             named = ("round", "emitted", "batch_size", "step")
             row |= {name: int(getattr(numbers, name)[place]) for name in named}
             row |= {"kind": 0, "truncated_by": REASONS[numbers.reason[place]]}
@@ -187,7 +207,7 @@ def test_columns_of_many_rows_are_those_of_each_row(seed, length, branches, kept
             laws.append(law)
         by_index = np.array([by_lane[lane].numbers for lane in range(LANES)])
         chains.append(Chain.of(records, numbers, by_index))
-    maker = RoundRows(layout, ColumnMaker(parents, tree.expanded, branches, STORED))
+    maker = RoundRows(layout, ColumnMaker(parents, tree.expanded, branches, STORED), kept)
     none = columns_table(maker.columns(chains, np.zeros(0, np.int64)), 0, features=True)
     assert (none.num_rows, none.schema) == (0, RequestRows("", features=True).table().schema)
     order = rng.permutation(len(rows))

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dflash.drafters.base import Drafter, DraftShape, NoDrafter
 from dflash.drafters.block.drafter import BlockFamily
-from dflash.engine.features import FeatureMode, Features
+from dflash.engine.features import Features
 from dflash.kernels.ancestors import MAX_NODES
+from dflash.kernels.feature_codes import Encoding
 from dflash.kernels.round_draft import MAX_RANK, DraftLaw
 from dflash.kernels.round_slots import MAX_TOP
 from dflash.policy.context import Proposal as ProposalKind
@@ -34,7 +35,7 @@ class RoundPlan:
         store_topk: logits a slot that are kept, the target's and the drafter's.
         by_argmax: whether the rule emits the argmax instead of the choice.
         projection: what makes fingerprints of hidden states `[taps x hidden, 16]`; None for no features.
-        features: whether the hidden states themselves are kept.
+        features: how the hidden states themselves are kept; None if they are not.
         chain: rounds that the host queues, and reads, at once.
         eager: whether rounds are computed launch by launch where a graph could hold them.
     """
@@ -43,7 +44,7 @@ class RoundPlan:
     store_topk: int
     by_argmax: bool = False
     projection: Tensor | None = None
-    features: bool = False
+    features: Encoding | None = None
     chain: int = 1
     eager: bool = False
 
@@ -74,7 +75,7 @@ def round_plan(
         width = min(drafts.branches, fan.branches if fan else drafts.branches, top_k or drafts.branches)
         drafts = DraftShape(drafts.length, width)
     projection = None if features is None else features.fingerprint.matrix
-    whole = features is not None and features.mode == FeatureMode.ALL
+    whole = None if features is None else features.whole
     by_argmax = policy.rule.name == "greedy"
     return RoundPlan(drafts, store_topk, by_argmax, projection, whole, chain_of(drafts.length))
 

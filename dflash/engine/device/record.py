@@ -14,8 +14,7 @@ from dflash.engine.features import FINGERPRINT
 from dflash.kernels.round_lanes import RoundTree
 
 _ALIGN = 4
-# bfloat16 has no numpy type: its bits do
-_NUMPY = {torch.int32: "i4", torch.int64: "i8", torch.float32: "f4", torch.bfloat16: "u2"}
+_NUMPY = {torch.int32: "i4", torch.int64: "i8", torch.float32: "f4"}
 
 
 class Field(NamedTuple):
@@ -42,11 +41,14 @@ class RecordSizes(NamedTuple):
     taps: int
     """Numbers of tapped hidden states a token; 0 for no fingerprints."""
     features: bool
-    """Whether the hidden states themselves are kept."""
+    """Whether the hidden states themselves are kept, beside the record."""
 
 
 def record_fields(sizes: RecordSizes, tree: RoundTree) -> dict[str, Field]:
-    """Fields of a record, in order; by lane but for `times`."""
+    """Fields of a record, in order; by lane but for `OF_ROUNDS`.
+
+    `packed` is how many rows of features were packed before the round.
+    """
     nodes, slots, kept = tree.nodes, tree.nodes + 1, tree.length + 1
     seen = (tree.expanded, sizes.draft_top)
     tokens = {"path": (nodes,), "node_token": (nodes,), "node_rank": (nodes,), "draft_ids": seen}
@@ -60,10 +62,10 @@ def record_fields(sizes: RecordSizes, tree: RoundTree) -> dict[str, Field]:
     if sizes.taps:
         floats["fingerprint"] = (kept, FINGERPRINT)
     fields = {"times": Field(torch.int64, (4,))}
+    if sizes.features:
+        fields["packed"] = Field(torch.int64, (1,))
     for dtype, shapes in ((torch.int32, integers), (torch.float32, floats)):
         fields |= {name: Field(dtype, (sizes.lanes, *shape)) for name, shape in shapes.items()}
-    if sizes.features:
-        fields["features"] = Field(torch.bfloat16, (sizes.lanes, kept, sizes.taps))
     return fields
 
 
@@ -110,12 +112,12 @@ class RecordRing:
         self.record = record
         self.layout = layout_of(fields)
         self._pushed = 0
-        self._slots: list[_Slot] = []
+        self._places: list[_Slot] = []
         self._waiting: dict[int, Tensor] = {}
-        self._count = slots
+        self.slots = slots
         if record.is_cuda:
             self._stream = torch.cuda.Stream(record.device)
-            self._slots = [self._slot() for _ in range(slots)]
+            self._places = [self._slot() for _ in range(slots)]
 
     def _slot(self) -> _Slot:
         pinned = torch.empty(self.record.shape, dtype=self.record.dtype, pin_memory=True)
@@ -124,10 +126,10 @@ class RecordRing:
     def push(self) -> int:
         """Queue the copy of the records that the work queued so far will leave; returns their ticket."""
         ticket, self._pushed = self._pushed, self._pushed + 1
-        if not self._slots:
+        if not self._places:
             self._waiting[ticket] = self.record.clone()
             return ticket
-        slot = self._slots[ticket % self._count]
+        slot = self._places[ticket % self.slots]
         current = torch.cuda.current_stream(self.record.device)
         # the copy before last out of this slot has long ended
         current.wait_event(slot.ready)
@@ -140,8 +142,8 @@ class RecordRing:
 
     def read(self, ticket: int) -> Records:
         """Wait for records; the arrays are the caller's."""
-        if self._slots:
-            slot = self._slots[ticket % self._count]
+        if self._places:
+            slot = self._places[ticket % self.slots]
             slot.ready.synchronize()
             return Records(slot.pinned.numpy().copy(), self.layout)
         return Records(self._waiting.pop(ticket).numpy(), self.layout)

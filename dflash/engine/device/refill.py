@@ -72,7 +72,7 @@ class PromptRound:
         self.tree = RoundTree.make(0, 1, 1, device)
         self.lanes = RoundLanes.make(1, device)
         width = len(trunk.taps) * int(trunk.config.hidden_size)
-        sizes = RecordSizes(1, plan.top, 2, 0 if plan.projection is None else width, False)
+        sizes = RecordSizes(1, plan.top, 2, 0 if plan.projection is None else width, features=False)
         fields = record_fields(sizes, self.tree)
         self.record = torch.zeros((1, record_words(fields)), dtype=torch.int32, device=device)
         self.views = RoundViews.of(self.record[0], fields, Moves.make(1, self.tree, device))
@@ -86,7 +86,7 @@ class PromptRound:
     @property
     def _keeps_taps(self) -> bool:
         """Whether somebody wants taps who is not part of the graphs."""
-        return self.plan.features or (bool(self.drafter.taps) and self._native is None)
+        return self.plan.features is not None or (bool(self.drafter.taps) and self._native is None)
 
     @property
     def _native(self) -> BlockFamily | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.drafters.block.native import BlockStep
 from dflash.engine.device.arrays import DRAFTED, ENDED, STARTED, VERIFIED, Records
+from dflash.engine.device.packed import PackedRows
 from dflash.engine.device.plan import RoundPlan, draft_law, draft_top, ids_of
 from dflash.engine.device.record import RecordRing, RecordSizes, record_fields, record_words
 from dflash.engine.device.rows import RoundRows
@@ -24,6 +25,7 @@ from dflash.engine.lane import Lane
 from dflash.engine.loop import synchronise
 from dflash.engine.recorder.columns import ColumnMaker
 from dflash.kernels.accept_tree import Accepted, accept_tree
+from dflash.kernels.pack_features import pack_features
 from dflash.kernels.round_best import BestScratch, draft_best
 from dflash.kernels.round_confidence import ConfidenceWeights, confidences
 from dflash.kernels.round_cut import cut_nodes
@@ -161,13 +163,16 @@ class DeviceRound:
         self.width = trunk.padded(self.tree.nodes + 1)
         taps = len(trunk.taps) * int(trunk.config.hidden_size)
         drawn = draft_top(drafter, plan.store_topk) if drafter is not None and self.tree.nodes else 2
-        sizes = RecordSizes(count, plan.top, drawn, 0 if plan.projection is None else taps, plan.features)
+        sizes = RecordSizes(
+            count, plan.top, drawn, 0 if plan.projection is None else taps, plan.features is not None
+        )
         self.fields = record_fields(sizes, self.tree)
         words = record_words(self.fields)
         self.record = torch.zeros((plan.chain, words), dtype=torch.int32, device=device)
         moves = Moves.make(count, self.tree, device)
         self.views = [RoundViews.of(record, self.fields, moves) for record in self.record]
         self.ring = RecordRing(self.record, self.fields)
+        self.packed = self._packed_rows(count, taps)
         self.signs = None if plan.projection is None else sign_words(plan.projection)
         self.draft = self._draft_part(count)
         rows, kids = count * (self.tree.nodes + 1), self.tree.branches if self.tree.nodes else 0
@@ -179,6 +184,14 @@ class DeviceRound:
         if self.drafter is None or not self.tree.nodes or self.drafter.native is None:
             return None
         return DraftPart(self.drafter, self.drafter.native, self.plan, self.tree, lanes)
+
+    def _packed_rows(self, lanes: int, width: int) -> PackedRows | None:
+        """Room for the features of rounds, if they are kept."""
+        encoding, tree = self.plan.features, self.tree
+        if encoding is None:
+            return None
+        rows, least = self.plan.chain * lanes * (tree.length + 1), lanes * (tree.nodes + 1)
+        return PackedRows(rows, width, encoding, self.record.device, self.ring.slots, least)
 
     def open(self, lane: Lane) -> None:
         """Let a lane decode on from the newest token of its trunk."""
@@ -320,24 +333,30 @@ class DeviceRound:
             project_rows(taps, end.rows.flatten(), self.signs, scale, views.prints, **way)
         if self.draft is None and self.shared.ring is not None:
             keep_taps(taps, views.start, self.shared.ring, **way)
-        if self.draft is None and views.features is None:
-            return
-        kept = taps.index_select(0, end.rows.flatten())
+        if self.packed is not None:
+            by_lane = taps.view(len(self.lanes.live), self.width, -1)[:, : self.tree.nodes + 1]
+            live, first = views.start.live, views.packed
+            pack_features(by_lane, end.count, end.path, self.packed.ring, live=live, first=first, **way)
         if self.draft is not None:
+            kept = taps.index_select(0, end.rows.flatten())
             self.draft.step.project(kept, end.positions.flatten(), end.places.flatten(0, 1), built.context)
-        if views.features is not None:
-            views.features.copy_(kept.view_as(views.features))
 
     def row_maker(self) -> RoundRows:
         """What makes rows of the records."""
         tree = self.tree
         parents = tree.parents[0].tolist() if tree.nodes else []
         maker = ColumnMaker(parents, tree.expanded, tree.branches, self.plan.store_topk)
-        return RoundRows(self.ring.layout, maker)
+        return RoundRows(self.ring.layout, maker, self.plan.features)
 
     def read(self, ticket: int) -> Records:
-        """Wait for the records of a chain: fields `[chain, ...]`."""
-        return self.ring.read(ticket)
+        """Wait for the records of a chain: fields `[chain, ...]`.
+
+        Features on a GPU are lent, until the next call.
+        """
+        records = self.ring.read(ticket)
+        if self.packed is not None:
+            records.features = self.packed.read(int(records["packed"][0, 0]), int(records.committed.sum()))
+        return records
 
     def forget(self, ticket: int) -> None:
         """Never read the records of a chain."""

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash.draftfile.feature_values import FeatureEncoding
 from dflash.draftfile.rows import Coded, Column, Ragged
-from dflash.engine.device.arrays import DRAFTED, ENDED, STARTED, VERIFIED, Arrays, Layout, Records
+from dflash.engine.device.arrays import DRAFTED, ENDED, OF_ROUNDS, STARTED, VERIFIED, Arrays, Layout, Records
 from dflash.engine.device.law import Laws
 from dflash.engine.recorder.columns import ColumnMaker
+from dflash.engine.recorder.feature_columns import feature_columns
 
 LIVE = 0
 REASONS = ("none", "eos", "length", "stop", "interrupted")
@@ -50,12 +52,17 @@ class Chain(NamedTuple):
         numbers: `RoundNumbers` as `[fields, rows]`.
         laws: `Laws` as `[fields, rows]`.
         texts: Control states of rows, where there are any.
+        values, scales: As in `Packed`, of all that the records commit.
+        lent: Whether these are written over later.
     """
 
     flat: NDArray[np.int32]
     numbers: Ints
     laws: NDArray[np.float64]
     texts: Sequence[str] | None = None
+    values: NDArray[np.uint8] | None = None
+    scales: NDArray[np.float32] | None = None
+    lent: bool = False
 
     @classmethod
     def of(
@@ -66,12 +73,21 @@ class Chain(NamedTuple):
         texts: Sequence[str] | None = None,
     ) -> Chain:
         """Rows of records, with the `Laws` of their lanes as `[lanes, fields]`."""
-        return cls(records.flat, np.array(numbers), laws[numbers.lane].T, texts)
+        packed = records.features or ()
+        return cls(records.flat, np.array(numbers), laws[numbers.lane].T, texts, *packed)
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.flat.nbytes + self.numbers.nbytes + self.laws.nbytes
+        arrays = self.flat, self.numbers, self.laws, self.values, self.scales
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def owned(self) -> Chain:
+        """The same with nothing that is lent."""
+        if not self.lent:
+            return self
+        values, scales = (None if array is None else array.copy() for array in (self.values, self.scales))
+        return self._replace(values=values, scales=scales, lent=False)
 
 
 class RoundRows:
@@ -80,10 +96,11 @@ class RoundRows:
     Args:
         layout: of the records.
         maker: of the tree.
+        encoding: of features; None where there are none.
     """
 
-    def __init__(self, layout: Layout, maker: ColumnMaker) -> None:
-        self.layout, self.maker = layout, maker
+    def __init__(self, layout: Layout, maker: ColumnMaker, encoding: FeatureEncoding | None = None) -> None:
+        self.layout, self.maker, self.encoding = layout, maker, encoding
 
     def columns(self, chains: Sequence[Chain], order: Ints | None = None) -> dict[str, Column]:
         """Columns of rows, `order` of those of all chains, one behind the other."""
@@ -92,14 +109,28 @@ class RoundRows:
             numbers, laws = RoundNumbers(*(each[order] for each in numbers)), laws.at(order)
         records = Records(joined, self.layout)
         of_rows = {
-            name: values[numbers.record, numbers.lane] for name, values in records.items() if name != "times"
+            name: values[numbers.record, numbers.lane]
+            for name, values in records.items()
+            if name not in OF_ROUNDS
         }
         columns = self.maker.columns(of_rows, laws, numbers.length, numbers.branches)
-        columns |= _told(numbers) | _times(records["times"][numbers.record]) | _features(of_rows)
+        columns |= _told(numbers) | _times(records["times"][numbers.record]) | _prints(of_rows)
+        if self.encoding is not None:
+            columns |= self._features(chains, records, numbers)
         texts = [chain.texts for chain in chains]
         if any(text is not None for text in texts):
             columns["control_state"] = _states(chains, order)
         return columns
+
+    def _features(
+        self, chains: Sequence[Chain], records: Records, numbers: RoundNumbers
+    ) -> dict[str, Column]:
+        """Feature columns: of rows' anchors and accepted nodes."""
+        sizes = records.committed
+        starts = sizes.cumsum().reshape(sizes.shape) - sizes
+        here = numbers.record, numbers.lane
+        packed = [(chain.values, chain.scales) for chain in chains if chain.values is not None]
+        return feature_columns(packed, starts[here], sizes[here], self.encoding)
 
     def counted(self, chain: Chain) -> dict[str, Any]:
         """What is counted of live rows: the columns of these names, and `nodes` and `accepted` a row."""
@@ -153,23 +184,13 @@ def _times(times: NDArray[np.int64]) -> dict[str, Column]:
     }
 
 
-def _features(of_rows: Arrays) -> dict[str, Column]:
-    """Feature columns: of rows' anchors and accepted nodes."""
-    counts = of_rows["count"] + 1
-    columns: dict[str, Column] = {}
-    if "fingerprint" in of_rows:
-        prints = of_rows["fingerprint"]
-        kept = np.arange(prints.shape[1]) < counts[:, None]
-        columns["feature_fingerprint"] = Ragged(prints[kept].reshape(-1), counts * prints.shape[2])
-    if "features" in of_rows:
-        columns["feature_values"] = [
-            _planes(words[:count]) for words, count in zip(of_rows["features"], counts.tolist(), strict=True)
-        ]
-    return columns
-
-
-def _planes(words: NDArray[np.uint16]) -> bytes:
-    return (words >> 8).astype(np.uint8).tobytes() + words.astype(np.uint8).tobytes()
+def _prints(of_rows: Arrays) -> dict[str, Column]:
+    """Fingerprints of rows' anchors and accepted nodes."""
+    if "fingerprint" not in of_rows:
+        return {}
+    counts, prints = of_rows["count"] + 1, of_rows["fingerprint"]
+    kept = np.arange(prints.shape[1]) < counts[:, None]
+    return {"feature_fingerprint": Ragged(prints[kept].reshape(-1), counts * prints.shape[2])}
 
 
 def _states(chains: Sequence[Chain], order: Ints | None) -> Coded:

@@ -44,7 +44,8 @@ class RoundViews(NamedTuple):
     end: RoundEnd
     prints: Tensor | None
     """`[lanes x kept, 16]`."""
-    features: Tensor | None
+    packed: Tensor | None
+    """int64 `[1]`."""
 
     @classmethod
     def of(cls, record: Tensor, fields: Mapping[str, Field], moves: Moves) -> RoundViews:
@@ -67,5 +68,5 @@ class RoundViews(NamedTuple):
             SlotColumns(*slots),
             RoundEnd(*parts("count path bonus emitted reason"), *moves),
             None if prints is None else prints.flatten(0, 1),
-            view.get("features"),
+            view.get("packed"),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -80,10 +81,7 @@ class Pending:
         self._forget()
         if not sources:
             return
-        found = sources[0] if len(sources) == 1 else _merged(sources)
-        starts = np.flatnonzero(np.diff(found.owners, prepend=-1)).tolist()
-        for start, end in zip(starts, [*starts[1:], len(found.owners)], strict=True):
-            yield int(found.owners[start]), found.table.slice(start, end - start)
+        yield from _by_owner(sources)
 
     def _forget(self) -> None:
         """Let go of parts none of whose rows wait."""
@@ -124,12 +122,23 @@ class Pending:
         return found
 
 
-def _merged(sources: Sequence[_Rows]) -> _Rows:
+def _by_owner(sources: Sequence[_Rows]) -> Iterator[tuple[int, pa.Table]]:
+    """Each request's rows in the order in which they came, as they lie in the sources."""
     owners = np.concatenate([source.owners for source in sources])
     arrivals = np.concatenate([source.arrivals for source in sources])
+    counts = [len(source.owners) for source in sources]
+    places = np.array(
+        [np.repeat(np.arange(len(counts)), counts), np.concatenate(list(map(np.arange, counts)))]
+    )
     order = np.lexsort((arrivals, owners))
-    table = pa.concat_tables([source.table for source in sources]).combine_chunks()
-    return _Rows(table.take(pa.array(order)), owners[order], arrivals[order])
+    owners, (source, row) = owners[order], places[:, order]
+    breaks = (np.diff(owners) != 0) | (np.diff(source) != 0) | (np.diff(row) != 1)
+    starts = np.flatnonzero(np.concatenate([[True], breaks]))
+    sizes = np.diff([*starts, len(order)])
+    runs = np.array([owners[starts], source[starts], row[starts], sizes]).T.tolist()
+    for owner, mine in groupby(runs, key=lambda run: run[0]):
+        pieces = [sources[source].table.slice(first, size) for _, source, first, size in mine]
+        yield owner, pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
 
 
 def ended(table: pa.Table) -> pa.Table:

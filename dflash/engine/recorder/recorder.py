@@ -124,6 +124,7 @@ class Recorder:
 
     Args:
         patience: Seconds for which a closed request may wait for others, as many take less time at once.
+        lent: Whether rows that come unmade may hold what is written over later.
     """
 
     def __init__(
@@ -135,12 +136,14 @@ class Recorder:
         keep_text: bool = True,
         features: bool = False,
         patience: float = 0.0,
+        lent: bool = True,
     ) -> None:
         self.writer = writer
         self.journal = journal
         self.kept = kept
         self.keep_text = keep_text
         self.patience = patience
+        self.lent = lent
         self.totals = Totals()
         self._pending = Pending(features)
         self._open: dict[int, _Open] = {}
@@ -184,7 +187,7 @@ class Recorder:
         """Take rounds of these lanes, by index."""
         numbers = np.full(max(self._numbers) + 1, -1)
         numbers[list(self._numbers)] = list(self._numbers.values())
-        self._pending.unmade(numbers[rows.lanes], rows)
+        self._pending.unmade(numbers[rows.lanes], rows.owned() if self.lent else rows)
         self.tend()
 
     def closed(self, lane: Lane | FarLane) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,14 @@ class Maker(Protocol):
         """
 
 
+@runtime_checkable
+class Lent(Protocol):
+    """A part that may hold what is written over later."""
+
+    def owned(self) -> tuple[Any, ...]:
+        """The same, to be kept."""
+
+
 class Unmade(NamedTuple):
     """Rows of several lanes.
 
@@ -54,6 +62,10 @@ class Unmade(NamedTuple):
     def now(cls, lanes: Ints, maker: Maker, part: tuple[Any, ...], size: int) -> Unmade:
         """Rows as of now."""
         return cls(lanes, maker, part, size, datetime.now(UTC))
+
+    def owned(self) -> Unmade:
+        """The same, to be kept."""
+        return self._replace(part=self.part.owned()) if isinstance(self.part, Lent) else self
 
     def rows(self) -> list[Row]:
         """The rows, made one by one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Mapping
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,18 +86,17 @@ def framed(*message: Any) -> list[Buffer]:
 
 
 class _Form(NamedTuple):
-    """What messages of a form have in common: the kind of their tuple; arrays as type, shape and place."""
+    """What messages of a form have in common: their tuple's kind, and its arrays'; None for other values."""
 
     kind: type
-    arrays: list[tuple[np.dtype[Any], tuple[int, ...], int] | None]
-    end: int
+    arrays: list[np.dtype[Any] | None]
 
 
 class Forms:
     """Frames tuples of arrays several times faster than `framed`, as most of them are alike.
 
-    A message is the sizes of two pickles, what all messages of the form have in common, the arrays, and the
-    tuple's other values.
+    A message is the sizes of two pickles, what all messages of the form have in common, the shapes of arrays
+    and the tuple's other values, and the arrays.
     """
 
     def __init__(self) -> None:
@@ -112,10 +110,11 @@ class Forms:
         """
         key: list[Any] = [type(values)]
         pieces: list[Buffer] = []
-        others = []
+        others, shapes = [], []
         for value in values:
             if type(value) is np.ndarray:
-                key += value.dtype.char, value.shape
+                key.append(value.dtype.char)
+                shapes.append(value.shape)
                 pieces += _bytes_of(value), _gap(value.nbytes)
             else:
                 key.append(None)
@@ -123,44 +122,35 @@ class Forms:
         form = self._said.get(said := tuple(key))
         if form is None:
             form = self._said[said] = _form(values)
-        rest = pickle.dumps((known, others), pickle.HIGHEST_PROTOCOL)
-        return [_HEAD.pack(0, len(form), len(rest)), form, *pieces, rest]
+        rest = pickle.dumps((known, others, shapes), pickle.HIGHEST_PROTOCOL)
+        return [_HEAD.pack(0, len(form), len(rest)), form, rest, _gap(len(rest)), *pieces]
 
     def unframed(self, text: bytes) -> tuple[Any, ...]:
         """A message that `framed` made, here or elsewhere; its arrays lie in `text`."""
         _, size, last = _HEAD.unpack_from(text)
-        start = _HEAD.size + size
-        said = text[_HEAD.size : start]
+        end = _HEAD.size + size
+        said = text[_HEAD.size : end]
         form = self._heard.get(said)
         if form is None:
-            form = self._heard[said] = _placed(*pickle.loads(said))
-        known, others = pickle.loads(memoryview(text)[start + form.end : start + form.end + last])
-        others = iter(others)
-        values = [
-            next(others) if array is None else np.ndarray(array[1], array[0], text, start + array[2])
-            for array in form.arrays
-        ]
+            kind, types = pickle.loads(said)
+            form = self._heard[said] = _Form(kind, [each and np.dtype(each) for each in types])
+        known, *rest = pickle.loads(memoryview(text)[end : end + last])
+        others, shapes = map(iter, rest)
+        end += last + len(_gap(last))
+        values: list[Any] = []
+        for dtype in form.arrays:
+            if dtype is None:
+                values.append(next(others))
+                continue
+            values.append(np.ndarray(next(shapes), dtype, text, end))
+            end += values[-1].nbytes + len(_gap(values[-1].nbytes))
         return *known, tuple.__new__(form.kind, values)
 
 
 def _form(values: tuple[Any, ...]) -> bytes:
-    told = [(value.dtype.str, value.shape) if type(value) is np.ndarray else None for value in values]
+    told = [value.dtype.str if type(value) is np.ndarray else None for value in values]
     text = pickle.dumps((type(values), told), pickle.HIGHEST_PROTOCOL)
     return text + _gap(len(text))
-
-
-def _placed(kind: type, told: list[tuple[str, tuple[int, ...]] | None]) -> _Form:
-    arrays: list[tuple[np.dtype[Any], tuple[int, ...], int] | None] = []
-    start = 0
-    for each in told:
-        if each is None:
-            arrays.append(None)
-            continue
-        dtype = np.dtype(each[0])
-        arrays.append((dtype, each[1], start))
-        size = dtype.itemsize * prod(each[1])
-        start += size + len(_gap(size))
-    return _Form(kind, arrays, start)
 
 
 def _bytes_of(array: NDArray[Any]) -> Buffer:
