@@ -19,7 +19,9 @@ READY := .ready-$(shell echo '$(ENV)' | cksum | cut -d' ' -f1)
 PIP := $(PY) -m pip install --disable-pip-version-check $(shell [ -t 2 ] || echo -q)
 # the other tested transformers, beside the environment's own
 OLDEST := 5.17.0
-PYTEST := $(PY) -m pytest $(ARGS)
+PYTEST := $(PY) -m pytest
+# a test process a core; each takes whole files, so that what a file's tests share is made once
+SHARED := $(PYTEST) -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 HAS_TORCH := import torch; v = torch.__version__.split('.'); raise SystemExit((int(v[0]), int(v[1])) < (2, 11))
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit('expected Python 3.11 or newer, found ' + sys.version)
@@ -66,19 +68,19 @@ demo: $(READY)  ## record a real model on a real prompt, replay it, look at it
 	$(DFLASH) diff demo/ngram.parquet demo/self.parquet --limit 3 || [ $$? = 1 ]
 
 test: $(READY)  ## run the tests that need no GPU, the slow ones too
-	$(PYTEST)
+	$(SHARED)
 
 quick: $(READY)  ## run the tests that take seconds
-	$(PYTEST) -m 'not slow and not gpu and not evidence'
+	$(SHARED) -m 'not slow and not gpu and not evidence'
 
 slow: $(READY)  ## run only the slow tests
-	$(PYTEST) -m 'slow and not gpu and not evidence'
+	$(SHARED) -m 'slow and not gpu and not evidence'
 
 evidence: $(READY)  ## repeat the large runs behind the README's figures
-	$(PYTEST) -m evidence
+	$(PYTEST) $(ARGS) -m evidence
 
 gpu: $(READY)  ## run the tests that need a CUDA device
-	$(PYTEST) -m gpu
+	$(PYTEST) $(ARGS) -m gpu
 
 # the peers' packages lie in folders of their own: z-lab's takes our import name, both pin other versions
 parity: $(READY)  ## compute the drafts of z-lab's and speculators' code anew, as vectors for the tests
@@ -90,7 +92,7 @@ parity: $(READY)  ## compute the drafts of z-lab's and speculators' code anew, a
 	  (cd build/peers; HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR)/build/peers/$$peer \
 	    $(PY) $(CURDIR)/tests/parity/$${peer}_vectors.py $(CURDIR)/tests/vectors/drafters); \
 	done
-	$(PYTEST) tests/drafters/test_peer_vectors.py
+	$(PYTEST) $(ARGS) tests/drafters/test_peer_vectors.py
 
 lint: $(READY)  ## check style and types
 	$(PY) -m ruff check

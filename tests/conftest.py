@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 # read when triton is first imported: without a GPU the kernels run in its interpreter
 os.environ.setdefault("TRITON_INTERPRET", "0" if shutil.which("nvidia-smi") else "1")
+# read when torch is first imported, here and in commands that tests start: each core has a process already
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +41,13 @@ def default_target() -> Path:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run kernels interpreted; triton 3.6 then reads loop bounds with numpy >= 2.4, as later ones do."""
+    """Run kernels in triton's interpreter."""
     triton = pytest.importorskip("triton")
     if not triton.knobs.runtime.interpret:
         pytest.skip("needs TRITON_INTERPRET=1 before triton is imported")
-    from triton.runtime import interpreter
+    import faster_interpreter
 
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: type, scope: object) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    faster_interpreter.mend(monkeypatch)
 
 
 @pytest.fixture
@@ -57,6 +55,15 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run the test in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let processes that share the files take the long ones first, so that they end together."""
+    if hasattr(config, "workerinput"):
+        tests = Counter(item.path for item in items)
+        slow = Counter(item.path for item in items if "slow" in item.keywords)
+        items.sort(key=lambda item: (-slow[item.path], -tests[item.path], item.path))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

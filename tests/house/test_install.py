@@ -39,7 +39,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the repository, symlinks kept, without what was built."""
     folder = tmp_path_factory.mktemp("clone") / "repository"
     ignored = shutil.ignore_patterns(
-        ".git", ".venv", "*.egg-info", "__pycache__", ".*_cache", "build", "dist", "demo"
+        *(".git", ".venv", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "demo")
     )
     shutil.copytree(ROOT, folder, symlinks=True, ignore=ignored)
     return folder
