@@ -90,7 +90,7 @@ def _check_ring(ring: FeatureRing, taps: Tensor) -> Encoding:
 
 
 def _check(
-    taps: Tensor, count: Tensor, path: Tensor, ring: FeatureRing, live: Tensor | None, first: Tensor | None
+    taps: Tensor, count: Tensor, path: Tensor, ring: FeatureRing, live: Tensor | None, span: Tensor | None
 ) -> Encoding:
     if taps.dim() != 3 or not 1 <= taps.shape[0] <= MAX_LANES or taps.shape[1] < 1:
         raise ShapeRefused("taps", f"[1 to {MAX_LANES} lanes, slots, width]", taps.shape)
@@ -104,8 +104,8 @@ def _check(
     check_dense("path", path, torch.int32, (lanes, slots - 1), taps)
     if live is not None:
         check_dense("live", live, torch.int32, (lanes,), taps)
-    if first is not None:
-        check_dense("first", first, torch.int64, (1,), taps)
+    if span is not None:
+        check_dense("span", span, torch.int64, (2,), taps)
     if ring.values.device != taps.device:
         raise DeviceRefused("ring.values", str(taps.device), ring.values.device, ring.values.shape)
     return _check_ring(ring, taps)
@@ -135,7 +135,7 @@ def _launch(
     tile: PackTile,
     pdl: bool,
     live: Tensor | None = None,
-    first: Tensor | None = None,
+    span: Tensor | None = None,
 ) -> None:
     from dflash.kernels.pack_triton import pack_rows
 
@@ -147,10 +147,10 @@ def _launch(
     pack_rows[(min(lanes * slots * pieces, tile.programs),)](
         bits, count, path, count if live is None else live, ring.values.view(codes),
         ring.written if ring.scales is None else ring.scales, ring.written,
-        ring.written if first is None else first, ring.tickets,
+        ring.written if span is None else span, ring.tickets,
         taps.stride(0), taps.stride(1), lanes, slots, pieces, width, len(ring.values),
         LANES=1 << (lanes - 1).bit_length(), GROUPS=tile.groups, CODE=list(CODES).index(encoding),
-        RESTS=live is not None, TELLS=first is not None,
+        RESTS=live is not None, TELLS=span is not None,
         BF16=taps.dtype == torch.bfloat16, LARGEST=LARGEST.get(encoding, 1.0), LEAST=LEAST,
         NATIVE=not interpreted(), PDL=pdl,
         # fused, adding `WHOLE` would round products once instead of twice
@@ -165,7 +165,7 @@ def pack_features(
     ring: FeatureRing,
     *,
     live: Tensor | None = None,
-    first: Tensor | None = None,
+    span: Tensor | None = None,
     impl: Impl = "triton",
     tile: PackTile = PACK_TILE,
     pdl: bool = True,
@@ -182,7 +182,7 @@ def pack_features(
         path: int32 `[lanes, nodes]`, the accepted nodes in order (`Accepted.path`).
         ring: from `feature_ring`, with room for all slots of all lanes.
         live: int32 `[lanes]`, above 0 for lanes that commit what was accepted; None for all of them.
-        first: int64 `[1]`, gets `written` as it was before; None to keep it to oneself.
+        span: int64 `[2]`, gets `written` as it was before, and as it is then; None to keep both to oneself.
         impl: `triton` or `reference`.
         tile: another configuration than the default.
         pdl: start under the preceding kernel's tail.
@@ -191,10 +191,12 @@ def pack_features(
         ShapeRefused, DtypeRefused, LayoutRefused, DeviceRefused, ChoiceRefused: before the launch.
     """
     check_choice("impl", Impl, impl)
-    encoding = _check(taps, count, path, ring, live, first)
+    encoding = _check(taps, count, path, ring, live, span)
     if impl == "reference":
-        if first is not None:
-            first.copy_(ring.written)
-        return _reference(taps, count, path, ring, encoding, live)
+        before = ring.written.clone()
+        _reference(taps, count, path, ring, encoding, live)
+        if span is not None:
+            span.copy_(torch.cat([before, ring.written]))
+        return
     require_device("taps", taps)
-    return _launch(taps, count, path, ring, encoding, tile, pdl, live, first)
+    return _launch(taps, count, path, ring, encoding, tile, pdl, live, span)

@@ -78,7 +78,7 @@ def _pack_piece(
 
 @triton.jit(do_not_specialize=["lanes", "slots", "pieces", "capacity"])
 def pack_rows(
-    Taps, Count, Path, Live, Values, Scales, Written, First, Tickets,
+    Taps, Count, Path, Live, Values, Scales, Written, Span, Tickets,
     stride_lane, stride_slot, lanes, slots, pieces, width, capacity,
     LANES: tl.constexpr, GROUPS: tl.constexpr, CODE: tl.constexpr, BF16: tl.constexpr,
     LARGEST: tl.constexpr, LEAST: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
@@ -110,7 +110,9 @@ def pack_rows(
     # every thread has read the counter and written its rows before this program counts itself in
     tl.debug_barrier()
     if tl.atomic_add(Tickets, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        after = written + tl.sum(kept, 0)
         if TELLS:
-            tl.store(First, written)
-        tl.store(Written, written + tl.sum(kept, 0))
+            tl.store(Span, written)
+            tl.store(Span + 1, after)
+        tl.store(Written, after)
         tl.store(Tickets, 0)

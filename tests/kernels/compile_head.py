@@ -54,7 +54,8 @@ def compile_pack(encoding: str, dtype: torch.dtype) -> list[object]:
         ring = pack_features.feature_ring(64, 12288, encoding, "cpu")
         taps, count = torch.zeros((2, 16, 12288), dtype=dtype), torch.zeros(2, dtype=torch.int32)
         path = torch.zeros((2, 15), dtype=torch.int32)
-        pack_features._launch(taps, count, path, ring, encoding, pack_features.PACK_TILE, True)
+        span = torch.zeros(2, dtype=torch.int64)
+        pack_features._launch(taps, count, path, ring, encoding, pack_features.PACK_TILE, True, count, span)
     finally:
         pack_triton.pack_rows = kernel
     return built

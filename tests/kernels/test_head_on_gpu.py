@@ -185,8 +185,16 @@ def test_packing_on_the_device(lanes: int, nodes: int, width: int, dtype: torch.
     ring = feature_ring(lanes * (nodes + 1) + 3, width, encoding, "cuda")
     seen = 0
     for seed in range(4):
-        case = make_round(lanes, nodes, width, dtype, seed)
-        pack_features(*(t.cuda() for t in case), ring)
+        case, span = make_round(lanes, nodes, width, dtype, seed), torch.zeros(2, dtype=torch.int64).cuda()
+        # in every other round a lane rests
+        live = torch.ones(lanes, dtype=torch.int32).index_fill(0, torch.tensor([seed // 2]) % lanes, seed % 2)
+        given = [t.cuda() for t in case]
+        if seed:
+            pack_features(*given, ring, live=live.cuda(), span=span)
+            case = case._replace(count=torch.where(live > 0, case.count, -1))
+            assert span.tolist() == [seen, seen + len(case.rows)]
+        else:
+            pack_features(*given, ring)
         values, scales = encode_features(case.rows, encoding)
         place = (seen + torch.arange(len(case.rows))) % len(ring.values)
         assert torch.equal(ring.values.view(torch.uint8).cpu()[place], values.contiguous().view(torch.uint8))

@@ -75,6 +75,25 @@ def test_the_ring_holds_what_was_committed(
 
 
 @pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("lanes", [1, 5])
+def test_lanes_that_rest_commit_nothing_and_the_span_is_told(lanes: int, impl: str) -> None:
+    """Whatever was accepted there, which is of the request before."""
+    ring, span, seen = poisoned(50, 72, "int8"), torch.full((2,), -1), 0
+    for seed in range(6):
+        case = make_round(lanes, 4, 72, torch.float32, seed)
+        live = torch.randint(0, 2, (lanes,), generator=torch.Generator().manual_seed(seed)).int()
+        pack_features(*case, ring, live=live, span=span, impl=impl, tile=SMALL)
+        rows = case._replace(count=torch.where(live > 0, case.count, -1)).rows
+        values, scales = encode_features(rows, "int8")
+        assert span.tolist() == [seen, seen + len(rows)]
+        place = (seen + torch.arange(len(rows))) % 50
+        assert torch.equal(ring.values[place], values)
+        assert ring.scales is not None
+        assert torch.equal(ring.scales[place], scales)
+        seen += len(rows)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
 def test_nothing_else_is_written(impl: str) -> None:
     ring = poisoned(40, 136, "int8")
     before = ring.values.clone()

@@ -94,9 +94,9 @@ class AdaptiveEngine(DeviceEngine):
         super().warm_up(context)
         self.ladder.ready(context)
 
-    def _hold(self, lane: Lane) -> None:
-        self._turn[lane.index] += 1
-        self.ladder.hold([lane], fresh=True)
+    def _hold(self, lanes: Sequence[Lane]) -> None:
+        self._turn[indices(lanes)] += 1
+        self.ladder.hold(lanes, fresh=True)
 
     def _close(self, lane: Lane, sink: Sink) -> None:
         if self.dense is not None:

@@ -63,12 +63,10 @@ class DeviceEngine(PromptedEngine):
         temperature = lane.request.sampling.temperature
         self._laws[lane.index] = LaneLaw(temperature, self._drawn(temperature)).numbers
         self._lengths[lane.index], self._ends[lane.index] = len(lane.trunk), len(lane.trunk) + lane.left
-        self._hold(lane)
 
-    def _hold(self, lane: Lane) -> None:
-        """Tell the device of a lane whose prompt is read."""
-        if not lane.done:
-            self.rounds.open(lane)
+    def _hold(self, lanes: Sequence[Lane]) -> None:
+        if going := [lane for lane in lanes if not lane.done]:
+            self.rounds.open(going)
 
     def _close(self, lane: Lane, sink: Sink) -> None:
         if lane.finish in (Truncation.STOP, Truncation.INTERRUPTED):

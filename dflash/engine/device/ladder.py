@@ -21,7 +21,6 @@ from dflash.engine.device.rows import RoundRows
 from dflash.engine.device.shared import RoundShared, sent
 from dflash.engine.lane import Lane
 from dflash.kernels.round_cut import RoundLimits
-from dflash.kernels.round_lanes import RoundLanes
 from dflash.kernels.round_taps import TapRing, pending_rows
 from dflash.policy.control.base import Asked
 from dflash.policy.noise import I64
@@ -116,7 +115,7 @@ class RoundLadder:
             like = trunk.step.embedding.new_empty(0, len(trunk.taps) * int(trunk.config.hidden_size))
             ring = TapRing.make(lanes, RING, like)
         limits = RoundLimits.make(lanes, device)
-        self.shared = RoundShared(RoundLanes.make(lanes, device), limits, ring)
+        self.shared = RoundShared(lanes, device, limits, ring)
         self.rungs = [self._rung(length, eos) for length in rung_lengths(plan.shape.length)]
         self._limits = Shapes.none(lanes)
         self._pending = 0
@@ -138,18 +137,12 @@ class RoundLadder:
             fresh: whether the drafter's contexts end there, too, as after a prompt.
         """
         heat = self.rungs[-1].single.heat
-        self.shared.hold(lanes, heat)
-        if any(heat(lane.request.sampling.temperature) > 0 for lane in lanes):
+        self.shared.hold(lanes, heat, fresh=fresh)
+        if any(heat(each) > 0 for each in {lane.request.sampling.temperature for lane in lanes}):
             for rung in self.rungs:
                 rung.single.drawn = rung.chained.drawn = True
-        if (ring := self.shared.ring) is None:
-            return
-        lengths = self.shared.lanes.lengths
-        if fresh:
-            index = sent([lane.index for lane in lanes], torch.int64, lengths.device)
-            ring.known.index_copy_(0, index, lengths.index_select(0, index))
-        else:
-            torch.minimum(ring.known, lengths, out=ring.known)
+        if (ring := self.shared.ring) is not None and not fresh:
+            torch.minimum(ring.known, self.shared.lanes.lengths, out=ring.known)
 
     def close(self, index: int) -> None:
         """Let a lane rest."""

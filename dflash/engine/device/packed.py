@@ -49,12 +49,12 @@ class PackedRows:
                 for source in self._sources
             ]
 
-    def read(self, first: int, count: int) -> Packed:
-        """Rows of a chain whose record was read, from the one that was the `first` ever on.
+    def read(self, first: int, end: int) -> Packed:
+        """Rows of a chain whose record was read, in the order of all rows ever.
 
         On a GPU they are lent: the next call writes over them.
         """
-        start = first % len(self.ring.values)
+        start, count = first % len(self.ring.values), end - first
         goals = [goal[:count] for goal in self._pinned]
         if not goals:
             goals = [source.new_empty((count, source.shape[1])) for source in self._sources]

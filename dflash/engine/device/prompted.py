@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device.refill import PromptRound, Refill
 from dflash.engine.device.round import DeviceRound
+from dflash.engine.judge import Row
 from dflash.engine.lane import Lane, Truncation
 from dflash.engine.loop import Engine, Sink, begun
 from dflash.target.native import NativeTrunk
@@ -81,12 +84,14 @@ class PromptedEngine(Engine):
 
     trunk: NativeTrunk
     rounds: DeviceRound
+    quiet: bool
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
         self.overlaps = True
         self.refills = Refills()
         self._written: set[int] = set()
+        self._asked: list[int] = []
 
     @cached_property
     def prompts(self) -> PromptRound:
@@ -98,36 +103,78 @@ class PromptedEngine(Engine):
         self.prompts.warm_up(context)
 
     def _fill(self, lane: Lane, sink: Sink) -> None:
-        if self.overlaps:
-            self.refills.add(self._launch_prompt(lane))
-        else:
+        if not self.overlaps:
             self._prefill(lane, sink)
+            return
+        self._ask(lane)
+        if self.prompts.full:
+            self._launch_prompts(rest=False)
 
     def _prefill(self, lane: Lane, sink: Sink) -> None:
-        self._take_first(self._launch_prompt(lane), sink)
+        self._ask(lane)
+        self._clear_asked()
+        for refill in self.prompts.launch(rest=True):
+            self._take_in(refill, sink)
+        self._asked = []
+        self._hold([lane])
 
-    def _launch_prompt(self, lane: Lane) -> Refill:
+    def _ask(self, lane: Lane) -> None:
+        """Let a lane's prompt be read, together with those of other lanes."""
         # what is queued may still write where a request was cut short, read what dense rows need, or bring
         # the context of a drafter up to a request's end
-        in_turn = lane.index in self._written or self.dense is not None
+        in_turn = lane.index in self._written or self.dense is not None or self.rounds.shared.ring is not None
         self._written.discard(lane.index)
-        if (shared := self.rounds.shared).ring is not None:
-            # taps that are kept of the request before belong to nobody now
-            shared.lanes.lengths[lane.index] = 0
-        return self.prompts.launch(lane, in_turn=in_turn or shared.ring is not None)
+        self._asked.append(lane.index)
+        self.prompts.add(lane, in_turn=in_turn)
+
+    def _clear_asked(self) -> None:
+        if self._asked and self.rounds.shared.ring is not None:
+            # taps that are kept of the requests before belong to nobody now
+            self.rounds.shared.clear(self._asked)
+
+    def _launch_prompts(self, *, rest: bool) -> None:
+        self._clear_asked()
+        for refill in self.prompts.launch(rest=rest):
+            self.refills.add(refill)
+        if rest:
+            self._asked = []
 
     def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
+        if self._asked:
+            self._launch_prompts(rest=True)
+        held: list[Lane] = []
         for refill in self.refills.due(idle=not any(begun(lane) for lane in lanes)):
-            self._take_first(refill, sink)
+            self._take_in(refill, sink)
+            held += refill.lanes
+        if held:
+            self._hold(held)
 
-    def _take_first(self, refill: Refill, sink: Sink) -> None:
-        """Wait for a prompt, emit its first token, and let its lane take part in rounds."""
-        lane = refill.lane
-        row, read = self.prompts.row(refill), len(lane.trunk)
+    def _take_in(self, refill: Refill, sink: Sink) -> None:
+        """Wait for prompts, and emit their first tokens."""
+        if self.quiet:
+            for lane, token in zip(refill.lanes, self.prompts.first_tokens(refill), strict=True):
+                self.control.open(lane)
+                sink.opened(lane)
+                lane.emit([token])
+                self._take_part(lane)
+        else:
+            rows = self.prompts.rows(refill)
+            for lane, row, taps in zip(refill.lanes, rows, refill.taps, strict=True):
+                self._give_row(lane, row, taps, sink)
+                self._take_part(lane)
+        self.prompts.forget(refill)
+
+    def _give_row(self, lane: Lane, row: Row, taps: Tensor | None, sink: Sink) -> None:
+        if taps is None or not self.features:
+            self._answer(lane, row, None, sink)
+            return
         with self.prompts.aside():
-            if self.features and refill.taps is not None:
-                row |= self.features.of(refill.taps[-1:])
-            self._answer(lane, row, refill.taps, sink)
+            row |= self.features.of(taps[-1:])
+            self._answer(lane, row, taps, sink)
+
+    def _take_part(self, lane: Lane) -> None:
+        """Let the host know where a lane's trunk ends on the device, that has its first token."""
+        read = len(lane.request.prompt_tokens)
         self.trunk.scratch[lane.index] = Scratch(read)
         if isinstance(self.drafter, BlockFamily):
             self.drafter.moved(lane.index, read)
@@ -135,6 +182,10 @@ class PromptedEngine(Engine):
 
     def _joined(self, lane: Lane) -> None:
         """A lane has its first token."""
+        raise NotImplementedError
+
+    def _hold(self, lanes: Sequence[Lane]) -> None:
+        """Tell the device of lanes whose prompts are read."""
         raise NotImplementedError
 
     def _close(self, lane: Lane, sink: Sink) -> None:
@@ -145,3 +196,6 @@ class PromptedEngine(Engine):
     def _drop_prompts(self) -> None:
         for refill in self.refills.drop():
             self.prompts.forget(refill)
+        if self._asked:
+            self.prompts.drop()
+            self._asked = []

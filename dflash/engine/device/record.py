@@ -47,7 +47,7 @@ class RecordSizes(NamedTuple):
 def record_fields(sizes: RecordSizes, tree: RoundTree) -> dict[str, Field]:
     """Fields of a record, in order; by lane but for `OF_ROUNDS`.
 
-    `packed` is how many rows of features were packed before the round.
+    `packed` is how many rows of features were packed before the round, and after it.
     """
     nodes, slots, kept = tree.nodes, tree.nodes + 1, tree.length + 1
     seen = (tree.expanded, sizes.draft_top)
@@ -63,7 +63,7 @@ def record_fields(sizes: RecordSizes, tree: RoundTree) -> dict[str, Field]:
         floats["fingerprint"] = (kept, FINGERPRINT)
     fields = {"times": Field(torch.int64, (4,))}
     if sizes.features:
-        fields["packed"] = Field(torch.int64, (1,))
+        fields["packed"] = Field(torch.int64, (2,))
     for dtype, shapes in ((torch.int32, integers), (torch.float32, floats)):
         fields |= {name: Field(dtype, (sizes.lanes, *shape)) for name, shape in shapes.items()}
     return fields

@@ -156,7 +156,7 @@ class DeviceRound:
         self.trunk, self.drafter, self.plan = trunk, drafter, plan
         self.way = trunk.step.way
         count, device = trunk.cache.lanes, trunk.device
-        self.shared = shared or RoundShared.make(count, device)
+        self.shared = shared or RoundShared(count, device)
         self.lanes = self.shared.lanes
         self.tree = RoundTree.make(plan.shape.length, plan.shape.branches, count, device)
         self.eos = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
@@ -193,10 +193,11 @@ class DeviceRound:
         rows, least = self.plan.chain * lanes * (tree.length + 1), lanes * (tree.nodes + 1)
         return PackedRows(rows, width, encoding, self.record.device, self.ring.slots, least)
 
-    def open(self, lane: Lane) -> None:
-        """Let a lane decode on from the newest token of its trunk."""
-        self.shared.hold([lane], self.heat)
-        self.drawn = self.drawn or self.heat(lane.request.sampling.temperature) > 0
+    def open(self, lanes: Sequence[Lane]) -> None:
+        """Let lanes decode on from the newest tokens of their trunks."""
+        self.shared.hold(lanes, self.heat)
+        heats = {lane.request.sampling.temperature for lane in lanes}
+        self.drawn = self.drawn or any(self.heat(heat) > 0 for heat in heats)
 
     def heat(self, temperature: float) -> float:
         """The drafter's temperature in requests of this target temperature."""
@@ -335,8 +336,8 @@ class DeviceRound:
             keep_taps(taps, views.start, self.shared.ring, **way)
         if self.packed is not None:
             by_lane = taps.view(len(self.lanes.live), self.width, -1)[:, : self.tree.nodes + 1]
-            live, first = views.start.live, views.packed
-            pack_features(by_lane, end.count, end.path, self.packed.ring, live=live, first=first, **way)
+            live, span = views.start.live, views.packed
+            pack_features(by_lane, end.count, end.path, self.packed.ring, live=live, span=span, **way)
         if self.draft is not None:
             kept = taps.index_select(0, end.rows.flatten())
             self.draft.step.project(kept, end.positions.flatten(), end.places.flatten(0, 1), built.context)
@@ -355,7 +356,8 @@ class DeviceRound:
         """
         records = self.ring.read(ticket)
         if self.packed is not None:
-            records.features = self.packed.read(int(records["packed"][0, 0]), int(records.committed.sum()))
+            packed = records["packed"]
+            records.features = self.packed.read(int(packed[0, 0]), int(packed[-1, 1]))
         return records
 
     def forget(self, ticket: int) -> None:

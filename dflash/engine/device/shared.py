@@ -3,59 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash.engine.lane import Lane
-from dflash.kernels.philox import word_bits
 from dflash.kernels.round_cut import RoundLimits
 from dflash.kernels.round_lanes import RoundLanes
 from dflash.kernels.round_taps import TapRing
+from dflash.target.staging import Staging
+
+# words of a lane: six numbers, a key of two words, and what the drafter's context has
+_NUMBERS, _KEY, _WORDS = 6, 6, 9
+_LENGTH, _KNOWN = 1, 8
+_ALIGN = 4
+
+Ints = NDArray[np.int64]
 
 
-class RoundShared(NamedTuple):
+class RoundShared:
     """Tensors that the graphs of all shapes read and write.
 
     Attributes:
+        lanes: of the requests.
         limits: of each lane's tree; None where every lane takes the whole.
         ring: taps that the drafter's context lacks; None where it never lacks any.
     """
 
-    lanes: RoundLanes
-    limits: RoundLimits | None = None
-    ring: TapRing | None = None
+    def __init__(
+        self,
+        lanes: int,
+        device: torch.device,
+        limits: RoundLimits | None = None,
+        ring: TapRing | None = None,
+    ) -> None:
+        """Allocate; rounds of several shapes have limits, and a ring where some of them draft nothing."""
+        # each number of all lanes begins on 16 bytes
+        self._apart = -(-lanes // _ALIGN) * _ALIGN
+        self._flat = torch.zeros(_WORDS * self._apart, dtype=torch.int32, device=device)
+        rows = self._flat.view(_WORDS, self._apart)[:, :lanes]
+        keys = self._flat[_KEY * self._apart :][: 2 * lanes].view(lanes, 2)
+        heats = [row.view(torch.float32) for row in rows[4:_NUMBERS]]
+        self.lanes = RoundLanes(*rows[:4], *heats, keys)
+        self.limits = limits
+        self.ring = None if ring is None else ring._replace(known=rows[_KNOWN])
+        # a place in 64 bits and a word
+        most = 3 * _WORDS * lanes
+        self._arrived = torch.empty(most, dtype=torch.int32, device=device)
+        self._staging = Staging(most, Tensor.numpy, device)
+        starts = np.arange(_WORDS)[:, None] * self._apart
+        starts[_KEY + 1] = starts[_KEY] + 1
+        self._starts = starts
+        self._steps = np.ones((_WORDS, 1), np.int64)
+        self._steps[_KEY : _KEY + 2] = 2
 
-    @classmethod
-    def make(cls, lanes: int, device: torch.device) -> RoundShared:
-        """Allocate for rounds of one shape."""
-        return cls(RoundLanes.make(lanes, device))
-
-    def hold(self, held: Sequence[Lane], draft_heat: Callable[[float], float]) -> None:
+    def hold(
+        self, held: Sequence[Lane], draft_heat: Callable[[float], float], *, fresh: bool = False
+    ) -> None:
         """Let lanes stand at the newest token of their trunks, to decode on from there if they are not done.
 
         Args:
             held: the lanes.
             draft_heat: the drafter's temperature by the target's.
+            fresh: whether the drafter's contexts end there, too.
         """
-        device, lanes = self.lanes.live.device, self.lanes
-        index = sent([lane.index for lane in held], torch.int64, device)
-        left = [lane.request.max_new_tokens - len(lane.output) for lane in held]
-        live = [not lane.done for lane in held]
-        ends = [(len(lane.trunk) - 1, lane.trunk[-1]) for lane in held]
         heats = [lane.request.sampling.temperature for lane in held]
-        whole = sent([live, *zip(*ends, strict=True), left], torch.int32, device)
-        floats = sent([heats, list(map(draft_heat, heats))], torch.float32, device)
-        for goal, column in zip(lanes[:6], (*whole, *floats), strict=True):
-            goal.index_copy_(0, index, column)
-        bits = word_bits(torch.tensor([lane.request.key for lane in held])).tolist()
-        lanes.keys.index_copy_(0, index, sent(bits, torch.int32, device))
+        words = np.empty((_WORDS if fresh and self.ring is not None else _WORDS - 1, len(held)), np.int32)
+        words[:4] = np.array(
+            [(not lane.done, len(lane.trunk) - 1, lane.trunk[-1], lane.left) for lane in held]
+        ).T
+        words[4:_NUMBERS] = np.array([heats, [draft_heat(heat) for heat in heats]], np.float32).view(np.int32)
+        words[_KEY : _KEY + 2] = key_bits([lane.request.key for lane in held]).T
+        words[_KNOWN:] = words[_LENGTH]
+        fields = slice(len(words))
+        self._write(fields, [lane.index for lane in held], words)
+
+    def clear(self, indices: Sequence[int]) -> None:
+        """Let lanes have no trunk, so that nothing of them is taken into a drafter's context."""
+        self._write(slice(_LENGTH, _LENGTH + 1), indices, np.zeros((1, len(indices)), np.int32))
 
     def rest(self, index: int) -> None:
         """Let a lane rest."""
         self.lanes.live[index] = 0
+
+    def _write(self, fields: slice, indices: Sequence[int], words: NDArray[np.int32]) -> None:
+        """Store words `[fields, lanes]`, in one copy and one launch."""
+        places = self._starts[fields] + self._steps[fields] * np.array(indices)
+        block, size = self._staging.take(), words.size
+        block.form[: 2 * size].view(np.int64)[:] = places.ravel()
+        block.form[2 * size : 3 * size] = words.ravel()
+        arrived = self._arrived[: 3 * size]
+        self._staging.send(block, arrived)
+        self._flat.index_copy_(0, arrived[: 2 * size].view(torch.int64), arrived[2 * size :])
+
+
+def key_bits(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+    """Philox keys as int32 `[keys, 2]` with the same bits."""
+    return np.array(keys, np.uint32).view(np.int32)
 
 
 def sent(values: Sequence[object] | NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -45,7 +45,7 @@ class RoundViews(NamedTuple):
     prints: Tensor | None
     """`[lanes x kept, 16]`."""
     packed: Tensor | None
-    """int64 `[1]`."""
+    """int64 `[2]`."""
 
     @classmethod
     def of(cls, record: Tensor, fields: Mapping[str, Field], moves: Moves) -> RoundViews:
