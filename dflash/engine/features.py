@@ -42,9 +42,9 @@ class Fingerprint:
         self.taps = taps
         self.matrix = torch.from_numpy(projection(len(taps) * hidden)).to(device)
 
-    def of(self, states: torch.Tensor) -> NDArray[np.float32]:
-        """Flat [tokens x 16] from `states` [tokens, taps x hidden]."""
-        return (states.float() @ self.matrix).flatten().cpu().numpy()
+    def of(self, states: torch.Tensor) -> torch.Tensor:
+        """`[tokens, 16]` from `states` [tokens, taps x hidden]."""
+        return states.float() @ self.matrix
 
 
 class FeatureMode(StrEnum):
@@ -68,42 +68,53 @@ class Features:
 
     def of(self, states: torch.Tensor) -> dict[str, Any]:
         """Columns of a row, from `states` [tokens, taps x hidden]."""
-        prints = {"feature_fingerprint": self.fingerprint.of(states)}
-        return prints if self.whole is None else prints | _columns(_encoded(states, self.whole), self.whole)
+        return self._columns(self._kept(states))
 
     def prompt_rows(self, prompt: Sequence[int], states: torch.Tensor) -> Iterator[dict[str, Any]]:
         """Rows of the tokens before a prompt's last one, which the prefill row has, if all is kept."""
         if self.whole is None or len(prompt) < 2:
             return
-        # few copies from the device, however long the prompt
-        before = states[: len(prompt) - 1]
-        prints, packed = self.fingerprint.of(before).reshape(-1, FINGERPRINT), _encoded(before, self.whole)
-        for start in range(0, len(before), PROMPT_ROWS):
-            part = slice(start, min(start + PROMPT_ROWS, len(before)))
+        kept = self._kept(states[: len(prompt) - 1])
+        for start in range(0, len(prompt) - 1, PROMPT_ROWS):
+            end = min(start + PROMPT_ROWS, len(prompt) - 1)
             yield {
                 "kind": PROMPT_FEATURES,
                 "round": -1,
-                "anchor_position": part.stop - 1,
-                "anchor_token": prompt[part.stop - 1],
-                "feature_fingerprint": prints[part].ravel(),
-                **_columns([array[part] for array in packed], self.whole),
+                "anchor_position": end - 1,
+                "anchor_token": prompt[end - 1],
+                **self._columns([lines[start:end] for lines in kept]),
             }
 
+    def _kept(self, states: torch.Tensor) -> list[NDArray[Any]]:
+        """Fingerprints of tokens, the bytes of their values, and scales, as far as they are kept."""
+        found: list[torch.Tensor | None] = [self.fingerprint.of(states)]
+        if self.whole is not None:
+            values, scales = encode_features(states.detach(), self.whole)
+            found += values.view(torch.uint8), scales
+        return _on_host([lines for lines in found if lines is not None])
 
-def _encoded(states: torch.Tensor, encoding: Encoding) -> list[NDArray[Any]]:
-    """Bytes `[tokens, bytes]` of values, and their scales where there are any, on the host."""
-    values, scales = encode_features(states.detach(), encoding)
-    found = [values.contiguous().view(torch.uint8).cpu().numpy()]
-    return found if scales is None else [*found, scales.cpu().numpy()]
+    def _columns(self, kept: Sequence[NDArray[Any]]) -> dict[str, Any]:
+        """What `_kept` found, as columns of one row."""
+        prints, *packed = kept
+        columns: dict[str, Any] = {"feature_fingerprint": prints.ravel()}
+        if packed:
+            values = packed[0]
+            if self.whole == "bf16":
+                values = planes(values, np.array([len(values)]))
+            columns["feature_values"] = values.tobytes()
+        if len(packed) > 1:
+            columns["feature_scale"] = packed[1].ravel()
+        return columns
 
 
-def _columns(packed: Sequence[NDArray[Any]], encoding: Encoding) -> dict[str, Any]:
-    """The columns of one row, from what `_encoded` gives of its tokens."""
-    values, *scales = packed
-    if encoding == "bf16":
-        values = planes(values, np.array([len(values)]))
-    columns: dict[str, Any] = {"feature_values": values.tobytes()}
-    return columns | {"feature_scale": scales[0].ravel()} if scales else columns
+def _on_host(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
+    """Lines of tensors, in one copy from the device."""
+    lines = [tensor.contiguous().view(torch.uint8) for tensor in tensors]
+    whole = torch.cat(lines, 1).cpu()
+    parts = whole.split([line.shape[1] for line in lines], 1)
+    return [
+        part.contiguous().view(tensor.dtype).numpy() for part, tensor in zip(parts, tensors, strict=True)
+    ]
 
 
 def bytes_a_token(mode: FeatureMode, taps: int, hidden: int, encoding: Encoding = "bf16") -> int:
