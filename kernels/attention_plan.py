@@ -39,6 +39,8 @@ class Tile(NamedTuple):
     merge_warps: int = 2
     two_loops: bool = False
     """Whole trunk tiles in a loop of their own, without masks: faster tiles, a later start of the tail."""
+    ahead: tuple[int, int] = (0, 0)
+    """Columns of each weight that follows which are asked for into L2, while little else is read."""
 
 
 class Plan(NamedTuple):

@@ -35,6 +35,30 @@ def prefetch(ptrs):
 
 
 @triton.jit
+def prefetch_spans(starts, numbers):
+    """Ask for spans of memory to come into L2, each by its address and its multiple of 16 bytes, or 0."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred some; setp.ne.u32 some, $2, 0; "
+        "@some cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0; }",
+        "=r,l,r", [starts.to(tl.int64, bitcast=True), numbers],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def prefetch_columns(Base, rows, stride, COLUMNS: tl.constexpr, LANES: tl.constexpr):
+    """Ask for the first COLUMNS of each row of a matrix to come into L2; the programs share the rows."""
+    BYTES: tl.constexpr = COLUMNS * (Base.dtype.element_ty.primitive_bitwidth // 8)
+    program = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    program = program * tl.num_programs(0) + tl.program_id(0)
+    programs = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)
+    if COLUMNS > 0:
+        for row in tl.range(program, rows, programs * LANES):
+            own = row + tl.arange(0, LANES) * programs
+            prefetch_spans(Base + own.to(tl.int64) * stride, tl.where(own < rows, BYTES, 0))
+
+
+@triton.jit
 def prefetch_rows(
     K, V, Pages, start, last, stride_kp, stride_kr, stride_vp, stride_vr,
     HEAD: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,

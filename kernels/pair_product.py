@@ -5,15 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dflash.kernels.cache_rows import prefetch
+from dflash.kernels.cache_rows import prefetch, prefetch_spans
 
-# numbers of splits that are unrolled, so that all are on their way; more would take too many registers
+# numbers of splits that are on their way at once, of small tiles and of others, as registers allow
+SMALL_TILE = tl.constexpr(2048)
+MOST_OF_SMALL = tl.constexpr(8192)
 MOST_AT_ONCE = tl.constexpr(4096)
 
 
 @triton.jit
 def enter(
-    W, left, right, share, depth, PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr
+    W, left, right, share, depth,
+    PREFETCH: tl.constexpr, BULK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Ask for the program's share of its weights, which nothing writes, then wait for what came before."""
     if PDL:
@@ -21,6 +24,12 @@ def enter(
             tl.extra.cuda.gdc_launch_dependents()
         if PREFETCH > 0:
             low = tl.program_id(2) * share
+        if PREFETCH > 0 and BULK:
+            rows = tl.join(left, right).to(tl.int64) * depth
+            size: tl.constexpr = W.dtype.element_ty.primitive_bitwidth // 8
+            most = tl.minimum(PREFETCH, depth - low) * size
+            prefetch_spans(W + rows + low, tl.zeros(rows.shape, tl.int32) + most)
+        elif PREFETCH > 0:
             line = tl.minimum(low + tl.arange(0, PREFETCH // 64) * 64, depth - 1)[None, :]
             prefetch(W + left.to(tl.int64)[:, None] * depth + line)
             prefetch(W + right.to(tl.int64)[:, None] * depth + line)
@@ -147,15 +156,17 @@ def sum_splits(
     a_sum = tl.zeros([BLOCK_M, HALF], tl.float32)
     b_sum = tl.zeros([BLOCK_M, HALF], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
-    if SPLITS * BLOCK_M * HALF <= MOST_AT_ONCE:
-        for split in tl.static_range(SPLITS):
+    MOST: tl.constexpr = MOST_OF_SMALL if BLOCK_M * HALF <= SMALL_TILE else MOST_AT_ONCE
+    AT_ONCE: tl.constexpr = max(1, min(SPLITS, MOST // (BLOCK_M * HALF)))
+    WHOLE: tl.constexpr = SPLITS // AT_ONCE * AT_ONCE
+    for base in tl.range(0, WHOLE, AT_ONCE):
+        for split in tl.static_range(AT_ONCE):
             a_sum, b_sum, squares = _add_split(
-                Parts, Squares, a_sum, b_sum, squares, split, tile, tiles, BLOCK_M, HALF, NORM
+                Parts, Squares, a_sum, b_sum, squares, base + split, tile, tiles, BLOCK_M, HALF, NORM
             )
-    else:
-        for split in range(SPLITS):
-            a_sum, b_sum, squares = _add_split(
-                Parts, Squares, a_sum, b_sum, squares, split, tile, tiles, BLOCK_M, HALF, NORM
-            )
+    for split in tl.static_range(WHOLE, SPLITS):
+        a_sum, b_sum, squares = _add_split(
+            Parts, Squares, a_sum, b_sum, squares, split, tile, tiles, BLOCK_M, HALF, NORM
+        )
     tl.store(Tickets + tile, 0)
     return a_sum, b_sum, squares

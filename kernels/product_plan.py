@@ -37,6 +37,10 @@ class ProductTile(NamedTuple):
     """Let the next kernel start before this one has waited for the one before."""
     ways: int = 1
     """Parts of the depth that a program's warps work on at once, `block_k` each; 1, or one a warp."""
+    bulk: bool = False
+    """Ask for what is prefetched by the row instead of by the line."""
+    bulk: bool = False
+    """Ask for what is prefetched by the row instead of by the line."""
 
 
 class ProductPlan(NamedTuple):

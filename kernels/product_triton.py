@@ -100,7 +100,7 @@ def row_kernel(
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, CARRY: tl.constexpr, SWAP: tl.constexpr, PREFETCH: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr,
+    BULK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows times a weight, plus bias and residual; grid (column tiles, row tiles, splits)."""
     AHEAD: tl.constexpr = HALF <= MOST_AHEAD
@@ -110,7 +110,7 @@ def row_kernel(
     keep_a, keep_b = live[:, None] & (own < columns)[None, :], live[:, None] & (own + HALF < columns)[None, :]
     gain_a = tl.load(Gain + left) if CARRY else left
     gain_b = tl.load(Gain + right) if CARRY else right
-    enter(W, left, right, blocks * (BLOCK_K * WAYS), depth, PREFETCH, EARLY, PDL)
+    enter(W, left, right, blocks * (BLOCK_K * WAYS), depth, PREFETCH, BULK, EARLY, PDL)
     rest_a = _residual(Residual, rows, own, keep_a, stride_residual, RESIDUAL and AHEAD, BLOCK_M, HALF)
     rest_b = _residual(Residual, rows, own + HALF, keep_b, stride_residual, RESIDUAL and AHEAD, BLOCK_M, HALF)
     a, b, squares, mine = _products(
@@ -144,13 +144,13 @@ def gate_up_kernel(
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
-    PREFETCH: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, BULK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of normed rows; grid (column tiles, row tiles, splits)."""
     rows, live = _own_rows(count, BLOCK_M)
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
     left = tl.minimum(own, inner - 1)
-    enter(W, left, left + inner, blocks * (BLOCK_K * WAYS), depth, PREFETCH, EARLY, PDL)
+    enter(W, left, left + inner, blocks * (BLOCK_K * WAYS), depth, PREFETCH, BULK, EARLY, PDL)
     gate, up, squares, mine = _products(
         X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, left + inner, depth, blocks, parts,
         stride_x, BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP,
@@ -198,8 +198,8 @@ def qkv_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, TURN: tl.constexpr, BLOCK_M: tl.constexpr,
     HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr, STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
-    HEAD_NORM: tl.constexpr, SWAP: tl.constexpr, PREFETCH: tl.constexpr, EARLY: tl.constexpr,
-    PDL: tl.constexpr,
+    HEAD_NORM: tl.constexpr, SWAP: tl.constexpr, PREFETCH: tl.constexpr, BULK: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries to Q, keys and values to the cache; grid (heads x pieces of a half, row tiles, splits)."""
     PIECES: tl.constexpr = (TURN + HALF - 1) // HALF
@@ -213,7 +213,7 @@ def qkv_kernel(
     gain = QNorm if head < HEADS else KNorm
     if HEAD_NORM and AHEAD:
         a_gain, b_gain = tl.load(gain + inside), tl.load(gain + TURN + inside)
-    enter(W, left, left + TURN, blocks * (BLOCK_K * WAYS), depth, PREFETCH, EARLY, PDL)
+    enter(W, left, left + TURN, blocks * (BLOCK_K * WAYS), depth, PREFETCH, BULK, EARLY, PDL)
     position = tl.load(Positions + rows, mask=live, other=0).to(tl.int64)
     block = tl.load(Places + 2 * rows, mask=live, other=-1).to(tl.int64)
     row = tl.load(Places + 2 * rows + 1, mask=live, other=0).to(tl.int64)

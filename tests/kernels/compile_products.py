@@ -103,6 +103,10 @@ def configurations() -> dict[str, list[object]]:
     found["qkv 16 append only"] = compile_qkv(16, context, 576, normed=True, heads=0)
     swapped = TILES["rows", 16, "large"]._replace(half=64, swap=True)
     found["rows 16 swapped"] = compile_rows(16, swapped, 4096)
+    by_rows = ProductTile(64, 64, 4, 4, 264, True, 512, True, bulk=True)
+    for rows in (32, 64):
+        found[f"rows {rows} asked for by the row"] = compile_rows(rows, by_rows, 4096)
+    found["qkv 64 asked for by the row"] = compile_qkv(64, by_rows, 4096, 128, normed=True)
     return found
 
 

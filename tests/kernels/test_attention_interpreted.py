@@ -164,6 +164,13 @@ def test_replay_exact_ignores_the_other_lanes(tile: Tile) -> None:
         assert torch.equal(run(alone, mode="replay-exact", tile=tile)[0], together[lane])
 
 
+def test_weights_to_come_are_not_read() -> None:
+    case = make_case(trees(1, 5), [90], 4, 64)
+    weights = [torch.full((48, 64), torch.nan)] * 2
+    tile = SMALL._replace(ahead=(64, 32))
+    assert torch.equal(run(case, tile=tile, ahead=weights), run(case, tile=SMALL))
+
+
 def test_scratch_is_clean_for_the_next_call() -> None:
     case = make_case(trees(2, 6), [100, 300], 4, 64)
     scratch = attention_scratch(case.q, case.k, case.v, case.lengths, case.words, 6, tile=SMALL)

@@ -232,7 +232,12 @@ def test_scratch_is_shared_and_its_counters_end_at_zero() -> None:
     assert torch.equal(first, again)
 
 
-def test_splits_leave_the_sum_of_the_whole() -> None:
-    case = draw(9, 64, 320, torch.float32)
+@pytest.mark.parametrize("half", [32, 64])
+@pytest.mark.parametrize("depth", [96, 320, 480])
+@pytest.mark.parametrize("rows", [9, 40])
+def test_splits_leave_the_sum_of_the_whole(rows: int, depth: int, half: int) -> None:
+    """However many of them are added up at once, which goes by the size of the tile."""
+    case = draw(rows, 64, depth, torch.float32)
     whole = row_product(case.x, case.weight, norm=case.norm, tile=PLAIN)
-    assert_close("splits", row_product(case.x, case.weight, norm=case.norm, tile=SPLIT), whole, 1e-6)
+    split = row_product(case.x, case.weight, norm=case.norm, tile=SPLIT._replace(half=half))
+    assert_close("splits", split, whole, 1e-6)

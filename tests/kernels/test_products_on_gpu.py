@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dflash.kernels.gate_up import gate_up, gate_up_plan
-from dflash.kernels.product_plan import TILES
+from dflash.kernels.product_plan import TILES, ProductTile
 from dflash.kernels.product_scratch import product_scratch
 from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_rope
 from dflash.kernels.row_norm import carried_norm
@@ -137,7 +137,16 @@ def test_a_carried_norm_is_the_norm(rows: int, width: int, depth: int, dtype: to
         assert_close("gated", gated, gate_up_oracle(seen, 1e-6), LIMIT[dtype])
 
 
-def test_a_chain_of_early_launches_in_a_graph_is_the_chain_without_them() -> None:
+EARLY = ProductTile(16, 64, 4, 4, 132, False, 512, True)
+TILES_OF_A_CHAIN = {
+    "table": None,
+    "early": EARLY,
+    "early, by the row": EARLY._replace(bulk=True, prefetch=4096),
+}
+
+
+@pytest.mark.parametrize("tile", TILES_OF_A_CHAIN.values(), ids=TILES_OF_A_CHAIN)
+def test_a_chain_of_early_launches_in_a_graph_is_the_chain_without_them(tile: ProductTile | None) -> None:
     """Every kernel starts under the tail of the one before: none may read what is not there yet."""
     g = torch.Generator().manual_seed(0)
     widths = (512, 1024, 512)
@@ -147,16 +156,18 @@ def test_a_chain_of_early_launches_in_a_graph_is_the_chain_without_them() -> Non
     )
     norm = torch.ones(512, dtype=torch.bfloat16, device="cuda")
     start = torch.randn((17, 512), generator=g).bfloat16().cuda()
-    plans = [gate_up_plan(17, 1024, 512), row_plan(17, 512, 1024)]
+    plans = [gate_up_plan(17, 1024, 512, "fast", tile), row_plan(17, 512, 1024, "fast", tile)]
     scratch = product_scratch(plans, start.device)
     x, inner = start.clone(), start.new_empty(17, 1024)
-    carried = carried_norm(norm, 17, 1024)
+    carried = carried_norm(norm, 17, 1024)._replace(
+        squares=start.new_empty(plans[1].column_tiles, 17).float()
+    )
 
     def chain(pdl: bool) -> None:
-        gate_up(x, gate, norm, out=inner, scratch=scratch, pdl=pdl)
+        gate_up(x, gate, norm, out=inner, scratch=scratch, pdl=pdl, tile=tile)
         for _ in range(30):
-            row_product(inner, down, residual=x, out=x, carry=carried, scratch=scratch, pdl=pdl)
-            gate_up(x, gate, carried, out=inner, scratch=scratch, pdl=pdl)
+            row_product(inner, down, residual=x, out=x, carry=carried, scratch=scratch, pdl=pdl, tile=tile)
+            gate_up(x, gate, carried, out=inner, scratch=scratch, pdl=pdl, tile=tile)
 
     chain(False)
     expected = x.clone()
