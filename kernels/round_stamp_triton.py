@@ -13,9 +13,12 @@ def write_clock(Time, here):
 
 
 @triton.jit(do_not_specialize=["place"])
-def write_time(Times, place, PDL: tl.constexpr):
+def write_time(Times, place, Unless, ASKS: tl.constexpr, PDL: tl.constexpr):
     """Write the global timer; grid (1)."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    tl.store(Times + place, tl.extra.cuda.globaltimer())
+    if ASKS:
+        write_clock(Times + place, tl.load(Unless) == 0)
+    else:
+        tl.store(Times + place, tl.extra.cuda.globaltimer())

@@ -23,7 +23,7 @@ from dflash.engine.recorder.ring import CAPACITY
 from dflash.engine.settings import RecordSettings
 from dflash.errors import DflashError
 from dflash.kernels.ancestors import MAX_NODES
-from dflash.target.lane_prefill import PIECES
+from dflash.target.lane_prefill import PIECES, sizes_up_to
 from dflash.target.load import Target
 from dflash.target.model import PREFILL_ROWS
 from dflash.target.native import padded_width
@@ -296,10 +296,9 @@ def _device_rounds(
     row = _step_row(config, width, drafter)
     logits, rows = int(config.vocab_size) * width, capacity(context + settings.length * settings.branches + 1)
     fixed = (1 + block) * rows * _head(config) * FLOAT
-    for pieces in PIECES:
-        # a forward of a prompt leaves the logits of one row
-        if pieces == 1 or pieces * MAX_NODES // 2 < context:
-            fixed += pieces * MAX_NODES * (row - logits) + logits
+    for pieces in sizes_up_to(settings.lanes, context):
+        # a forward of prompts leaves the logits of their last rows
+        fixed += pieces * MAX_NODES * (row - logits) + PIECES[-1] * logits
     found = RING * _tapped(config, drafter) * width if steered else 0
     for length in lengths:
         nodes = length * settings.branches

@@ -31,22 +31,29 @@ class StepInputs(NamedTuple):
         cls, lanes: int, width: int, device: torch.device | str = "cpu", pinned: bool = False
     ) -> StepInputs:
         """Allocate; every row is padding and every lane empty."""
+        flat = torch.zeros(cls.room(lanes, width), dtype=torch.int32, device=device, pin_memory=pinned)
+        made = cls.of(flat, lanes, width)
+        made.clear()
+        return made
+
+    @staticmethod
+    def room(lanes: int, width: int) -> int:
+        """32-bit words of all of them."""
+        return _starts(lanes, width)[-1]
+
+    @classmethod
+    def of(cls, flat: Tensor, lanes: int, width: int) -> StepInputs:
+        """Inputs that lie at the beginning of int32 `[any number]`, on 8 bytes."""
         rows = lanes * width
-        starts = [0]
-        for count in (2 * rows, rows, rows, 2 * rows, lanes):
-            starts.append(starts[-1] + -(-count // _ALIGN) * _ALIGN)
-        flat = torch.zeros(starts[-1], dtype=torch.int32, device=device, pin_memory=pinned)
-        words, tokens, positions, places, lengths = starts[:-1]
-        made = cls(
-            flat,
+        words, tokens, positions, places, lengths, end = _starts(lanes, width)
+        return cls(
+            flat[:end],
             flat[words : words + 2 * rows].view(torch.int64).view(lanes, width),
             flat[tokens : tokens + rows],
             flat[positions : positions + rows],
             flat[places : places + 2 * rows].view(rows, 2),
             flat[lengths : lengths + lanes],
         )
-        made.clear()
-        return made
 
     def clear(self) -> None:
         """Make every row padding and every lane empty."""
@@ -75,6 +82,14 @@ class LaneRow(NamedTuple):
     """Its cache row."""
     word: int
     """The rows from the lane's length on that it sees, as bits."""
+
+
+def _starts(lanes: int, width: int) -> list[int]:
+    """Where the tensors begin in 32-bit words, and where the last one ends."""
+    rows, starts = lanes * width, [0]
+    for count in (2 * rows, rows, rows, 2 * rows, lanes):
+        starts.append(starts[-1] + -(-count // _ALIGN) * _ALIGN)
+    return starts
 
 
 def signed(word: int) -> int:

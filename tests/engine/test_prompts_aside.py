@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dflash.engine.device.adaptive import AdaptiveEngine
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.device.prompted import Refills
-from dflash.engine.device.refill import PromptRound, Refill
+from dflash.engine.device.refill import PromptRound
 from dflash.engine.loop import begun
 from dflash.engine.prompts.files import text_prompt, with_ids
 
@@ -37,13 +37,21 @@ def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(target: Any, output: Path, prepare: Any = None, **given: Any) -> tuple[Any, Any]:
-    """A recording's rows, and its engine; `prepare` is given the engine before."""
-    chosen = {"target_impl": "native", "rounds": "device", "lanes": 3, "max_new_tokens": 13}
-    run = draft_runs.session(target, output, **chosen | given)
+    """A recording's rows, and its engine; `prepare` is given the engine before.
+
+    Prompts and answers are ragged, so that lanes end one by one and several together.
+    """
+    chosen = {"target_impl": "native", "rounds": "device", "lanes": 3, "max_new_tokens": 13} | given
+    run = draft_runs.session(target, output, **chosen)
     assert isinstance(run.engine, DeviceEngine)
     if prepare is not None:
         prepare(run.engine)
-    asked = [text_prompt(prompt * (1 + place % 3)) for place, prompt in enumerate(draft_runs.prompts(8))]
+    asked = [
+        replace(
+            text_prompt(prompt * (1 + place % 3)), max_new_tokens=chosen["max_new_tokens"] - place * 5 % 4 * 3
+        )
+        for place, prompt in enumerate(draft_runs.prompts(8))
+    ]
     run.record(run.conversations(with_ids(asked), check=True))
     return draft_runs.rows(output), run.engine
 
@@ -98,23 +106,22 @@ def test_what_plain_rounds_have_left_goes_into_no_new_request(
     target: Any, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taps of a request that has ended are dropped: the lane's context is another prompt's already."""
-    plain, met = AdaptiveEngine._launch_prompt, []
+    plain, met = AdaptiveEngine._launch_prompts, []
 
-    def watched(engine: AdaptiveEngine, lane: Any) -> Refill:
-        ladder = engine.ladder
+    def watched(engine: AdaptiveEngine, *, rest: bool) -> None:
+        ladder, asked = engine.ladder, list(engine._asked)
         lengths, known = ladder.shared.lanes.lengths, ladder.shared.ring.known
         if not ladder._pending:
             known.copy_(lengths)
             ladder._pending = 16
-        lengths[lane.index], known[lane.index] = 20, 10
-        refill = plain(engine, lane)
-        stores = [store[lane.index] for pair in ladder.drafter.cache.whole(0) for store in pair]
+        lengths[asked], known[asked] = 20, 10
+        plain(engine, rest=rest)
+        stores = [store[index] for index in asked for pair in ladder.drafter.cache.whole(0) for store in pair]
         before = [store.clone() for store in stores]
         ladder.catch_up(20)
-        met.append(all(map(torch.equal, stores, before)))
-        return refill
+        met.extend([all(map(torch.equal, stores, before))] * len(asked))
 
-    monkeypatch.setattr(AdaptiveEngine, "_launch_prompt", watched)
+    monkeypatch.setattr(AdaptiveEngine, "_launch_prompts", watched)
     given = KINDS["now and then plain"] | {"drafter": drafter, "draft_impl": "native", "max_new_tokens": 5}
     recorded(target, tmp_path / "run.parquet", **given)
     assert met == [True] * 8
@@ -129,7 +136,7 @@ def test_nothing_is_drafted_before_a_first_token(
     def watched(engine: DeviceEngine, lanes: Any, sink: Any) -> None:
         assert all(begun(lane) and not lane.done for lane in lanes)
         live = engine.rounds.lanes.live.tolist()
-        waiting = [one.refill.lane.index for one in engine.refills._waiting]
+        waiting = [lane.index for one in engine.refills._waiting for lane in one.refill.lanes]
         assert not any(live[index] for index in waiting)
         seen.append(len(waiting))
         plain(engine, lanes, sink)
@@ -151,13 +158,13 @@ def test_a_prompt_waits_for_what_may_still_write_its_rows(
 ) -> None:
     """Where a request was cut short by its stop string, rounds that are queued know nothing of its end."""
     asked: list[bool] = []
-    plain = PromptRound.launch
+    plain = PromptRound.add
 
-    def watched(prompts: PromptRound, lane: Any, *, in_turn: bool) -> Refill:
+    def watched(prompts: PromptRound, lane: Any, *, in_turn: bool) -> None:
         asked.append(in_turn)
-        return plain(prompts, lane, in_turn=in_turn)
+        plain(prompts, lane, in_turn=in_turn)
 
-    monkeypatch.setattr(PromptRound, "launch", watched)
+    monkeypatch.setattr(PromptRound, "add", watched)
     run = draft_runs.session(
         target, tmp_path / "run.parquet", drafter="none", length=0, branches=1, target_impl="native"
     )

@@ -160,9 +160,15 @@ def course(tree: RoundTree, lanes: RoundLanes) -> list[object]:
     ring, tap = TapRing.make(count, 32, taps), round_taps_triton.launch_keep
     built += compiled(round_taps_triton, lambda: tap(taps[: 2 * count], start, ring, True))
     options = {"PDL": True, "num_warps": 1, "launch_pdl": True}
-    return built + compiled(
-        round_stamp_triton, lambda: round_stamp_triton.write_time[(1,)](times, 1, **options)
-    )
+    for unless in (None, ints(1)):
+        given = (times, 1, times if unless is None else unless)
+        asks = unless is not None
+        write = round_stamp_triton.write_time[(1,)]
+        built += compiled(
+            round_stamp_triton,
+            lambda write=write, given=given, asks=asks: write(*given, ASKS=asks, **options),
+        )
+    return built
 
 
 def configurations() -> dict[str, list[object]]:

@@ -114,7 +114,7 @@ class PromptedEngine(Engine):
         self._ask(lane)
         self._clear_asked()
         for refill in self.prompts.launch(rest=True):
-            self._take_in(refill, sink)
+            self._answer_prompts(refill, sink)
         self._asked = []
         self._hold([lane])
 
@@ -144,12 +144,12 @@ class PromptedEngine(Engine):
             self._launch_prompts(rest=True)
         held: list[Lane] = []
         for refill in self.refills.due(idle=not any(begun(lane) for lane in lanes)):
-            self._take_in(refill, sink)
+            self._answer_prompts(refill, sink)
             held += refill.lanes
         if held:
             self._hold(held)
 
-    def _take_in(self, refill: Refill, sink: Sink) -> None:
+    def _answer_prompts(self, refill: Refill, sink: Sink) -> None:
         """Wait for prompts, and emit their first tokens."""
         if self.quiet:
             for lane, token in zip(refill.lanes, self.prompts.first_tokens(refill), strict=True):
