@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -33,8 +34,9 @@ LEARNING = (
     Ema(after=4, every=3),
     Ema(candidates=(0, 2, 5), alpha=0.5, after=2, every=1, ceiling=1.5, lag=0),
     Goodput(after=3),
-    Goodput(after=1, weight=0.5, shortest=0, lag=0, every=1, again=3),
-    Goodput(after=2, weight=0.5, every=5),
+    Goodput(after=1, weight=0.5, shortest=0, lag=0, every=1, again=3, rarely=7),
+    Goodput(after=1, weight=0.3, shortest=0, lag=1, every=6, again=4, trial=2, gain=0.1),
+    Goodput(after=2, weight=0.5, every=5, gain=0.0),
 )
 FRAME = Frame(4, 2, 8, 3, t=0.5, step_time=STEP_TIME)
 
@@ -147,26 +149,32 @@ class PlainEma:
 class PlainGoodput:
     def __init__(self, c):
         self.c, self.seen, self.accepted, self.tried, self.length = c, 0, 0.0, 0.0, FRAME.length
-        self.kept, self.idle = 0, 0
+        self.kept, self.idle, self.wait = 0, 0, c.again
 
     def asked(self):
         if self.kept:
             self.kept -= 1
         elif self.seen >= self.c.after:
-            self.kept = self.c.every - 1
-            self.length = self.best()
+            overdue = self.c.again and self.idle >= self.wait
+            self.length, self.kept = self.best(overdue), self.c.every - 1
+            if overdue:
+                self.kept = min(self.c.every, self.c.trial + self.c.lag) - 1
+                self.wait = max(self.c.again, min(2 * self.wait, self.c.rarely))
+            elif self.length:
+                self.wait = self.c.again
         self.idle = 0 if self.length else self.idle + 1
         return self.length, FRAME.branches, FRAME.t, False
 
-    def best(self):
+    def best(self, overdue):
         w = self.c.weight
         rate = (self.accepted + w * self.c.prior) / (self.tried + w)
         worth = {}
-        overdue = self.c.again and self.idle >= self.c.again
         for k in range(max(self.c.shortest, int(overdue)), FRAME.longest + 1):
             us = STEP_TIME.draft(k, FRAME.branches, 1) + STEP_TIME.verify(k * FRAME.branches, 1, 100.0)
             worth[k] = sum(rate**i for i in range(k + 1)) / float(us)
         best = max(worth.values())
+        if self.length in worth and best <= worth[self.length] * (1 + self.c.gain):
+            return self.length
         return min(k for k, value in worth.items() if value > best * (1 - 1e-12))
 
     def learn(self, accepted, drafted, length):
@@ -335,7 +343,7 @@ def test_what_is_sure_comes_true_whatever_happens(control, foresees):
 
 @pytest.mark.parametrize("every", [1, 5, 16])
 def test_a_length_lasts_as_long_as_it_was_said(every):
-    control = Goodput(after=2, weight=0.5, shortest=0, every=every, again=0, scope="stream")
+    control = Goodput(after=2, weight=0.5, shortest=0, every=every, again=0, gain=0.0, scope="stream")
     asked, _ = run(control, 5, rounds=400)
     changes = np.flatnonzero(np.diff([length for length, *_ in asked]))
     first = control.lag + control.after
@@ -343,12 +351,12 @@ def test_a_length_lasts_as_long_as_it_was_said(every):
     assert all((change + 1 - first) % every == 0 for change in changes)
 
 
-def test_a_batch_without_drafts_drafts_again_after_a_while_and_learns_nothing_before():
+def test_a_batch_without_drafts_tries_them_more_and_more_rarely_and_learns_nothing_meanwhile():
     flat = StepTime(Grid(((0.0, 8.0), (1.0,)), (0.0, 400.0)), Grid(((0.0,), (1.0,), (0.0,)), (100.0,)))
-    control = Goodput(after=1, lag=0, shortest=0, every=4, again=10, scope="stream")
+    control = Goodput(after=1, lag=0, shortest=0, every=4, again=10, rarely=30, trial=5, scope="stream")
     controller, who = Controller(control, Frame(4, 1, 4, 1, step_time=flat), 2), np.arange(2)
     lengths, states = [], []
-    for _ in range(60):
+    for _ in range(160):
         length = controller.ask(who, Load(2, 1.0)).length
         lengths.append(int(length[0]))
         states.append(controller.facts(0))
@@ -356,8 +364,10 @@ def test_a_batch_without_drafts_drafts_again_after_a_while_and_learns_nothing_be
     plain = [step for step, length in enumerate(lengths) if not length]
     runs = np.split(plain, np.flatnonzero(np.diff(plain) > 1) + 1)
     assert len(runs) > 2
-    # ten, and what is left of the choice that they end in
-    assert {len(run) for run in runs[:-1]} == {12}
+    # ten, twenty and thirty, and what is left of the choices that they end in
+    assert [len(run) for run in runs[:-1]] == [12, 20, 32, 32, 32]
+    # five rounds of two requests
+    assert {after[0] - before[-1] - 1 for before, after in pairwise(runs)} == {3}
     for step in plain[1:]:
         if step - 1 in plain:
             assert [states[step][name] for name in ("accepted", "tried")] == [

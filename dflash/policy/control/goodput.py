@@ -26,16 +26,22 @@ class Goodput(Learning):
     Attributes:
         weight: of the newest round in the moving average of acceptance.
         prior: acceptance before anything is known, which weighs as much as one draft.
+        gain: share of tokens a second that another length must promise beyond the present one.
         shortest: the least length; rounds at 0 teach nothing.
-        every: rounds between two choices, so that many may be queued in one shape.
-        again: rounds at 0 after which one choice is among other lengths, to learn; 0 never.
+        every: steps between two choices, so that many rounds may be queued in one shape.
+        again: steps at 0 after which drafts are tried, to learn; twice as many after each trial that does
+            not pay, up to `rarely`. 0 never tries.
+        trial: rounds, those of all requests, whose outcomes a trial waits for, within `every` steps.
     """
 
     weight: float = field(default=0.1, metadata={"type": Number(0.0, 1.0, open_low=True)})
     prior: float = field(default=0.7, metadata={"type": Number(0.0, 1.0)})
+    gain: float = field(default=0.03, metadata={"type": Number(0.0)})
     shortest: int = field(default=1, metadata={"type": Whole(0)})
     every: int = field(default=16, metadata={"type": Whole(1)})
-    again: int = field(default=512, metadata={"type": Whole(0)})
+    again: int = field(default=64, metadata={"type": Whole(0)})
+    rarely: int = field(default=1024, metadata={"type": Whole(1)})
+    trial: int = field(default=64, metadata={"type": Whole(1)})
 
     name = "goodput"
     summary = "the length with the most expected tokens per predicted step time, one for the whole batch"
@@ -61,8 +67,9 @@ class _Scheduler(Scheduler):
 
     def fresh(self, size: int) -> State:
         """Return scopes that know nothing; see `Scheduler.fresh`."""
-        whole = {name: np.zeros(size, dtype=np.int64) for name in ("held", "idle")}
-        return {**super().fresh(size), "accepted": np.zeros(size), "tried": np.zeros(size), **whole}
+        whole = {"held": 0, "idle": 0, "wait": self.control.again, "_requests": 0, "_ran": self.frame.length}
+        counts = {name: np.full(size, value, dtype=np.int64) for name, value in whole.items()}
+        return {**super().fresh(size), "accepted": np.zeros(size), "tried": np.zeros(size), **counts}
 
     def ask(self, who: I64, load: Load) -> Asked:
         """Choose one length for the batch, or keep to the last choice; see `Scheduler.ask`."""
@@ -73,16 +80,31 @@ class _Scheduler(Scheduler):
             known = state["known"][who] >= self.control.after
             if known.any():
                 rate = np.where(known, self._rates(who), self.control.prior)
-                state["length"][who] = self._best(rate, load, drafts=self._idled(who))
+                state["length"][who] = self._best(rate, load, self._present(who), drafts=self._idled(who))
+                state["_requests"][who] = load.requests
         return super().ask(who, load)
 
     def passed(self, who: I64) -> None:
         """Count the steps since the last choice, and those without a draft; see `Scheduler.passed`."""
         state = self.state
-        held, decided = state["held"][who].max(), (state["known"][who] >= self.control.after).any()
-        state["held"][who] = held - 1 if held else (self.control.every - 1) * int(decided)
-        idle = state["length"][who].max() == 0
+        held, idle = state["held"][who].max(), state["length"][who].max() == 0
+        if held:
+            state["held"][who] = held - 1
+        elif (state["known"][who] >= self.control.after).any():
+            state["held"][who] = self._chosen(who, drafts=not idle) - 1
         state["idle"][who] = state["idle"][who].max() + 1 if idle else 0
+        state["_ran"][who] = state["length"][who]
+
+    def _chosen(self, who: I64, *, drafts: bool) -> int:
+        """Steps that a choice lasts which was just made; a trial makes the next one wait longer."""
+        control, wait = self.control, self.state["wait"]
+        if self._idled(who):
+            wait[who] = max(control.again, min(2 * wait[who].max(), control.rarely))
+            rounds = -(-control.trial // max(1, int(self.state["_requests"][who].max())))
+            return min(control.every, rounds + control.delay)
+        if drafts:
+            wait[who] = control.again
+        return control.every
 
     def held(self, who: I64) -> int:
         """Steps until the next choice; see `Scheduler.held`."""
@@ -104,8 +126,12 @@ class _Scheduler(Scheduler):
 
     def _idled(self, who: I64) -> bool:
         """Whether drafts are overdue."""
-        again = self.control.again
-        return bool(again) and int(self.state["idle"][who].max()) >= again
+        wait = int(self.state["wait"][who].max())
+        return bool(wait) and int(self.state["idle"][who].max()) >= wait
+
+    def _present(self, who: I64) -> int:
+        """The length of the step before, of which requests that just begin know nothing."""
+        return int(self.state["_ran"][who[self.state["known"][who].argmax()]])
 
     def _rates(self, who: I64) -> F64:
         weight = self.control.weight
@@ -113,12 +139,19 @@ class _Scheduler(Scheduler):
         rate: F64 = (accepted + weight * self.control.prior) / (tried + weight)
         return rate
 
-    def _best(self, rate: F64, load: Load, *, drafts: bool) -> int:
-        """The length with the most tokens a second; `drafts` leaves 0 out where there is another."""
+    def _best(self, rate: F64, load: Load, present: int, *, drafts: bool) -> int:
+        """The length with the most tokens a second, or the `present` one if that comes close to it.
+
+        Where there is another, `drafts` leaves 0 out.
+        """
         tokens = np.cumsum(rate[:, None] ** np.arange(self.frame.longest + 1), axis=1).sum(axis=0)
         worth = tokens[self.lengths] / np.maximum(self._us(load), _SHORTEST_US)
         skipped = int(drafts and self.lengths[0] == 0 and len(self.lengths) > 1)
-        return int(self.lengths[skipped + np.argmax(worth[skipped:])])
+        best = skipped + int(np.argmax(worth[skipped:]))
+        place = present - int(self.lengths[0])
+        if skipped <= place and worth[best] <= (1.0 + self.control.gain) * worth[place]:
+            best = place
+        return int(self.lengths[best])
 
     def _us(self, load: Load) -> F64:
         """Microseconds of a round by length; the last few are kept."""
