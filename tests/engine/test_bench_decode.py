@@ -96,7 +96,9 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
     drafter = device_runs.write_drafter(target, tmp_path, "dspark")
     prompts = tuple(text_prompt(prompt) for prompt in draft_runs.prompts(3))
     lists = (prompts[:2], prompts[2:])
-    given = DecodeSettings(3, new_tokens=6, repeats=1, lists=lists, features=FeatureMode.ALL, dense=True)
+    given = DecodeSettings(
+        3, new_tokens=6, repeats=1, lists=lists, features=FeatureMode.ALL, feature_dtype="int8", dense=True
+    )
     subject = Subject(target, drafter, drafter)
     asked = peer_prompts(subject, given, 2)
     peers = measure_peers(target, asked, 3, lambda text: None)
@@ -109,6 +111,7 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
         assert all(run["start"] > 0 and run["decode"] > 0 for run in row["runs"])
         assert [[part["tokens"] for part in run["parts"]] for run in row["runs"]] == [[10, 5]]
     assert (found["prompts"], found["features"], found["dense"]) == ([2, 1], "all", True)
+    assert found["feature_dtype"] == "int8"
     schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(json.loads(json.dumps(found)), schema)
 

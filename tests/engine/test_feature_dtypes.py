@@ -31,9 +31,18 @@ from dflash.target.sampling import Sampling
 
 Row = dict[str, Any]
 COMMON = [name for name in device_runs.LASTING if name not in ("feature_values", "feature_scale")]
-ENCODINGS = ("bf16", "int8", "fp8")
 # of a code of fp8: three bits of fraction
 FINENESS = {"int8": 0.5, "fp8": 2.0**-4}
+
+
+# its rounds are queued in shapes that are foreseen, and some go back
+CONTROL = "match:control=window,control.every=2,control.after=2,control.window=5,control.low=0.4"
+PLACES = {"host": ("host", "match"), "device": ("device", "match"), "control": ("device", CONTROL)}
+MADE = {
+    "host": ("bf16", "int8"),
+    "device": ("bf16", "int8", "fp8"),
+    "control": ("bf16", "int8"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +53,13 @@ def recorded(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         device_runs.by_reference(patch)
-        for rounds, dtype in (("host", "bf16"), ("host", "int8"), *(("device", each) for each in ENCODINGS)):
-            output = folder / f"{rounds}-{dtype}.parquet"
-            found[rounds, dtype] = draft_runs.record(
+        for place, dtype in ((place, dtype) for place, dtypes in MADE.items() for dtype in dtypes):
+            output = folder / f"{place}-{dtype}.parquet"
+            rounds, policy = PLACES[place]
+            found[place, dtype] = draft_runs.record(
                 target, draft_runs.prompts(5), output, drafter=drafter, draft_impl="native", rounds=rounds,
-                target_impl="native", length=3, branches=3, lanes=2, temperature=0.8, draft_temperature=4.0,
-                max_new_tokens=17, features="all", feature_dtype=dtype,
+                policy=policy, target_impl="native", length=3, branches=3, lanes=2, temperature=0.8,
+                draft_temperature=4.0, max_new_tokens=17, features="all", feature_dtype=dtype,
             )  # fmt: skip
     return found
 
@@ -66,13 +76,13 @@ def plain(row: Row, width: int) -> np.ndarray:
     return np.array(words, np.uint32).view(np.float32).reshape(-1, width)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+@pytest.mark.parametrize(("place", "dtype"), [("device", "int8"), ("device", "fp8"), ("control", "int8")])
 def test_a_recording_in_eight_bits_is_the_one_in_sixteen_within_a_step(
-    recorded: dict[tuple[str, str], Path], dtype: str
+    recorded: dict[tuple[str, str], Path], place: str, dtype: str
 ) -> None:
     """The largest of 128 values is the largest code times the scale, and every value is half a step away."""
-    whole, small = (draft_runs.rows(recorded["device", each]) for each in ("bf16", dtype))
-    width, tokens = width_of(recorded["device", dtype]), 0
+    whole, small = (draft_runs.rows(recorded[place, each]) for each in ("bf16", dtype))
+    width, tokens = width_of(recorded[place, dtype]), 0
     for sixteen, eight in zip(whole, small, strict=True):
         assert [eight[name] for name in COMMON] == [sixteen[name] for name in COMMON]
         states = plain(sixteen, width)

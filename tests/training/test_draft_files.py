@@ -63,6 +63,17 @@ def test_texts_are_what_was_recorded_with_the_states_of_a_plain_forward(tiny, re
     torch.testing.assert_close(best, plain.logits[:, :-1][before].topk(16).values, atol=1e-3, rtol=1e-3)
 
 
+def test_states_in_eight_bits_are_learned_from_as_those_in_sixteen(tiny, record, recorded):
+    """Each is half a step away at most: of the largest in 128, a 254th."""
+    small = record("int8.parquet", "--features", "all", "--feature-dtype", "int8")
+    texts = [RecordedTexts([path], tiny, TextSettings(length=80)) for path in (recorded, small)]
+    whole, coded = (each.held_out(quiet) for each in texts)
+    assert torch.equal(whole.tokens, coded.tokens)
+    peak = whole.taps.abs().amax(-1, keepdim=True)
+    assert bool(((whole.taps - coded.taps).abs() <= peak / 254 + whole.taps.abs() / 256).all())
+    assert not torch.equal(whole.taps, coded.taps)
+
+
 def test_a_recording_with_all_states_is_whole(recorded):
     assert run(["doctor", str(recorded), "--deep", "-q"]) == 0
     assert run(["replay", str(recorded), "--check", "-q"]) == 0
