@@ -160,14 +160,13 @@ def course(tree: RoundTree, lanes: RoundLanes) -> list[object]:
     ring, tap = TapRing.make(count, 32, taps), round_taps_triton.launch_keep
     built += compiled(round_taps_triton, lambda: tap(taps[: 2 * count], start, ring, True))
     options = {"PDL": True, "num_warps": 1, "launch_pdl": True}
-    for unless in (None, ints(1)):
-        given = (times, 1, times if unless is None else unless)
-        asks = unless is not None
-        write = round_stamp_triton.write_time[(1,)]
-        built += compiled(
-            round_stamp_triton,
-            lambda write=write, given=given, asks=asks: write(*given, ASKS=asks, **options),
-        )
+    for asks in (False, True):
+        given = (times, 1, ints(1) if asks else times)
+
+        def write(given: tuple[Any, ...] = given, asks: bool = asks) -> None:
+            round_stamp_triton.write_time[(1,)](*given, ASKS=asks, **options)
+
+        built += compiled(round_stamp_triton, write)
     return built
 
 
