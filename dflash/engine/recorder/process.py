@@ -68,6 +68,7 @@ class ProcessRecorder:
         )
         os.close(theirs)
         self._ring.handed_over()
+        self._ring.make_ready()
         self.totals = Totals()
         self._left: Path | None = None
         self._over = False

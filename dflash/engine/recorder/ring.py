@@ -15,6 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from threading import Thread
+
+from dflash.engine.recorder.pages import make_ready
 
 CAPACITY = 64 << 20
 # where a piece begins, its bytes, whether its message goes on, and the writer's count of bytes after it
@@ -77,6 +80,11 @@ class RingWriter:
         self._head = self._tail = 0
         self._ends: deque[tuple[int, int]] = deque()
         self._rows = 0
+        self._making: Thread | None = None
+
+    def make_ready(self) -> None:
+        """Have the memory's pages made meanwhile."""
+        self._making = make_ready(self._map)
 
     def handed_over(self) -> None:
         """Close what the other process has by now."""
@@ -110,6 +118,8 @@ class RingWriter:
 
     def close(self) -> None:
         """Tell the other end that no more will come."""
+        if self._making is not None:
+            self._making.join()
         self._map.close()
         for descriptor in (self._pieces, self._acknowledged):
             os.close(descriptor)
