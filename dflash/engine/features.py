@@ -108,13 +108,12 @@ class Features:
 
 
 def _on_host(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
-    """Lines of tensors, in one copy from the device."""
-    lines = [tensor.contiguous().view(torch.uint8) for tensor in tensors]
-    whole = torch.cat(lines, 1).cpu()
-    parts = whole.split([line.shape[1] for line in lines], 1)
-    return [
-        part.contiguous().view(tensor.dtype).numpy() for part, tensor in zip(parts, tensors, strict=True)
-    ]
+    """Tensors, in one copy from the device; what follows another starts where its numbers may."""
+    by_size = sorted(tensors, key=lambda tensor: -tensor.itemsize)
+    whole = torch.cat([tensor.contiguous().view(torch.uint8).flatten() for tensor in by_size]).cpu()
+    sizes = [tensor.nbytes for tensor in by_size]
+    parts = dict(zip(map(id, by_size), whole.split(sizes), strict=True))
+    return [parts[id(tensor)].view(tensor.dtype).view(tensor.shape).numpy() for tensor in tensors]
 
 
 def bytes_a_token(mode: FeatureMode, taps: int, hidden: int, encoding: Encoding = "bf16") -> int:
