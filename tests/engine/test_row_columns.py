@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.draftfile.rows import RequestRows, columns_table
+from dflash.engine.dense.rows import DenseGroup, DenseRowMaker
 from dflash.engine.device.arrays import OF_ROUNDS, Packed, Records
 from dflash.engine.device.law import LaneLaw
 from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
@@ -262,3 +263,27 @@ def test_rows_wait_in_order_until_their_request_is_asked_for(seed):
         found[owner] += table["step"].to_pylist()
     assert found == came
     assert (pending.rows, pending.bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_some_dense_rows_are_those_of_all_of_them(seed, drawn):
+    """While a request's groups wait, those of others are made."""
+    rng, tree, groups = np.random.default_rng(seed), RoundTree.make(3, 2, LANES, "cpu"), []
+    maker = DenseRowMaker(ColumnMaker(tree.parents[0].tolist(), tree.expanded, 2, STORED), 3, True)
+    law = LAWS[2] if drawn else LAWS[seed % 2]
+    for size in rng.integers(1, LANES + 1, 4).tolist():
+        found, _ = random_records(rng, tree, 1, None)
+        records = {name: found[name][0, :size] for name in found if name not in OF_ROUNDS}
+        records["trunk_logit"] = rng.normal(size=(size, 1)).astype(np.float32)
+        if drawn:
+            seen = (size, tree.length, TOP)
+            records["forced_ids"] = rng.integers(0, VOCAB, seen).astype(np.int32)
+            records["forced_logits"] = -np.sort(-rng.normal(size=seen).astype(np.float32), -1)
+        ahead = rng.integers(0, VOCAB, (size, 3)).astype(np.int32)
+        groups.append(DenseGroup(records, ahead, rng.integers(0, 4, size).tolist(), law))
+    count = sum(len(group.ahead) for group in groups)
+    whole = columns_table(maker.columns(groups), count)
+    for some in (rng.permutation(count)[: count // 2], np.zeros(0, np.int64), np.arange(count)[::-1]):
+        made = columns_table(maker.columns(groups, some), len(some))
+        assert made.equals(whole.take(pa.array(some)))

@@ -57,8 +57,7 @@ class DenseRowMaker:
         self, groups: Sequence[DenseGroup], order: NDArray[np.int64] | None = None
     ) -> dict[str, Column]:
         """Columns of rows, `order` of those of all groups, one behind the other."""
-        count = sum(len(group.ahead) for group in groups)
-        order = np.arange(count) if order is None else order
+        order = np.arange(sum(len(group.ahead) for group in groups)) if order is None else order
         # what a drafter saw of the trunk is there where it draws
         names = [name for name in groups[0].records if name not in FORCED]
         joined = {name: np.concatenate([group.records[name] for group in groups])[order] for name in names}
@@ -70,8 +69,8 @@ class DenseRowMaker:
         chosen = joined["choice"][:, 0] == ahead
         log_q = [row for group in groups for row in self._log_q(group)]
         columns |= {
-            "kind": np.full(count, Kind.DENSE.value, np.int8),
-            "round": np.full(count, -1),
+            "kind": np.full(len(order), Kind.DENSE.value, np.int8),
+            "round": np.full(len(order), -1),
             "trunk_logp": _log_p(joined, chosen, laws),
             "trunk_logq": [log_q[place] for place in order.tolist()],
         }
