@@ -19,7 +19,7 @@ from dflash.kernels.ancestors import MAX_NODES
 from dflash.target.llama_step import LlamaStep, StepOutput
 from dflash.target.model_step import ModelStep
 from dflash.target.native_layers import KeyValue, StepSpace
-from dflash.target.prompt_inputs import Piece, PromptInputs, pieces_of
+from dflash.target.prompt_inputs import HostInputs, Piece, PromptInputs, pieces_of
 from dflash.target.staging import Staging
 from dflash.target.step_graphs import capture
 
@@ -63,7 +63,7 @@ class _Held:
 
     inputs: PromptInputs
     space: StepSpace
-    staging: Staging[PromptInputs]
+    staging: Staging[HostInputs]
     graph: torch.cuda.CUDAGraph | None
     output: StepOutput | None
 
@@ -124,7 +124,7 @@ class LanePrefill:
             around: what else is computed.
             told: words to it.
         """
-        held = self.ready(cache, size_of(len(pieces)), around)
+        held = self._ready(cache, size_of(len(pieces)), around)
         block = held.staging.take()
         block.form.fill(pieces, told)
         held.staging.send(block, held.inputs.flat)
@@ -144,8 +144,11 @@ class LanePrefill:
         return output
 
     @torch.inference_mode()
-    def ready(self, cache: Sequence[KeyValue], pieces: int, around: Around | None = None) -> _Held:
-        """Buffers, and a graph, of forwards of so many pieces over these caches."""
+    def ready(self, cache: Sequence[KeyValue], pieces: int, around: Around | None = None) -> None:
+        """Have buffers, and a graph, of forwards of so many pieces over these caches."""
+        self._ready(cache, pieces, around)
+
+    def _ready(self, cache: Sequence[KeyValue], pieces: int, around: Around | None) -> _Held:
         first = cache[0].keys
         memory = (first.data_ptr(), *first.shape, *(() if around is None else around.memory))
         if memory != self._memory:
@@ -168,7 +171,7 @@ class LanePrefill:
         space = self.step.space(pieces, MAX_NODES, MAX_NODES, cache, inputs.pages, inputs.wanted)
         # all that a forward reads comes in one copy
         space = replace(space, inputs=inputs.step)
-        staging = Staging(words, lambda flat: PromptInputs.of(flat, *sizes), first.device)
+        staging = Staging(words, lambda flat: HostInputs.of(PromptInputs.of(flat, *sizes)), first.device)
         if not first.is_cuda or self.step.way.impl != "triton":
             return _Held(inputs, space, staging, None, None)
         # rows of a trial run are padding, and store nothing

@@ -72,29 +72,57 @@ class PromptInputs(NamedTuple):
         """Words of all of them."""
         return StepInputs.room(pieces, MAX_NODES) + _up(2 * ends) + _up(pieces) + _up(words)
 
+
+class HostInputs(NamedTuple):
+    """The same in host memory; rows are `[pieces, 64]`."""
+
+    flat: NDArray[np.int32]
+    words: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    places: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    pages: NDArray[np.int32]
+    wanted: NDArray[np.int64]
+    told: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, inputs: PromptInputs) -> HostInputs:
+        """Views of inputs in host memory."""
+        step = inputs.step
+        by_piece = (-1, MAX_NODES)
+        return cls(
+            inputs.flat.numpy(),
+            step.words.numpy(),
+            step.tokens.numpy().reshape(by_piece),
+            step.positions.numpy().reshape(by_piece),
+            step.places.numpy().reshape(*by_piece, 2),
+            step.lengths.numpy(),
+            inputs.pages.numpy(),
+            inputs.wanted.numpy(),
+            inputs.told.numpy(),
+        )
+
     def fill(self, pieces: Sequence[Piece], told: NDArray[np.int32] | None = None) -> None:
-        """Write pieces, in host memory; the rest is padding, which stores nothing."""
-        count, width = len(pieces), MAX_NODES
-        self.flat.numpy()[:] = 0
-        rows = self.step
-        tokens, positions = (tensor.numpy().reshape(-1, width) for tensor in (rows.tokens, rows.positions))
-        places = rows.places.numpy().reshape(-1, width, 2)
+        """Write pieces; the rest is padding, which stores nothing."""
+        count = len(pieces)
+        self.flat[:] = 0
+        self.places[..., 0] = -1
         known = np.array([(piece.lane, piece.start, len(piece.tokens)) for piece in pieces])
         lanes, starts, sizes = known.T[..., None]
         there = sizes > _ROWS
-        places[..., 0] = -1
-        for place, piece in enumerate(pieces):
-            tokens[place, : len(piece.tokens)] = piece.tokens
-        positions[:count] = np.where(there, starts + _ROWS, 0)
-        places[:count, :, 0] = np.where(there, lanes, -1)
-        places[:count, :, 1] = positions[:count]
-        rows.words.numpy()[:count] = np.where(there, _CAUSAL, 0)
-        rows.lengths.numpy()[:count] = starts[:, 0]
-        self.pages.numpy()[:count] = lanes
-        ends = [place * width + len(piece.tokens) - 1 for place, piece in enumerate(pieces) if piece.last]
-        self.wanted.numpy()[: len(ends)] = ends
+        for tokens, piece in zip(self.tokens, pieces, strict=False):
+            tokens[: len(piece.tokens)] = piece.tokens
+        self.positions[:count] = (starts + _ROWS) * there
+        self.places[:count, :, 0] = np.where(there, lanes, -1)
+        self.places[:count, :, 1] = self.positions[:count]
+        self.words[:count] = _CAUSAL * there
+        self.lengths[:count] = starts[:, 0]
+        self.pages[:count] = lanes
+        ends = [place * MAX_NODES + len(piece.tokens) - 1 for place, piece in enumerate(pieces) if piece.last]
+        self.wanted[: len(ends)] = ends
         if told is not None:
-            self.told.numpy()[:] = told
+            self.told[:] = told
 
 
 def _up(words: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Form = TypeVar("Form")
+_FIRST = 4
 
 
 class Block(NamedTuple, Generic[Form]):
@@ -30,13 +31,17 @@ class Staging(Generic[Form]):
     """Blocks of one size; as many as are on their way at once, so that nobody waits for a copy."""
 
     def __init__(self, words: int, form: Callable[[Tensor], Form], device: torch.device) -> None:
+        """Have a few: pinned memory takes long to get."""
         self._words, self._form, self._device = words, form, device
-        self._blocks: deque[Block[Form]] = deque()
+        self._blocks: deque[Block[Form]] = deque(self._make() for _ in range(_FIRST))
 
     def take(self) -> Block[Form]:
         """A block that nobody reads any more, with what was in it."""
         if self._blocks and _is_free(self._blocks[0]):
             return self._blocks.popleft()
+        return self._make()
+
+    def _make(self) -> Block[Form]:
         on_gpu = self._device.type == "cuda"
         flat = torch.zeros(self._words, dtype=torch.int32, pin_memory=on_gpu)
         return Block(flat, self._form(flat), torch.cuda.Event() if on_gpu else None)

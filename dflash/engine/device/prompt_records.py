@@ -9,6 +9,8 @@ from torch import Tensor
 
 from dflash.engine.device.arrays import Layout, Records
 
+_FIRST = 4
+
 
 class PromptRecord(NamedTuple):
     """Where a forward's record arrives; `records` are its arrays `[1, ...]`, lent until it is given back."""
@@ -29,7 +31,8 @@ class PromptRecords:
 
     def __init__(self, record: Tensor, layout: Layout) -> None:
         self.record, self.layout = record, layout
-        self._free: list[PromptRecord] = []
+        # pinned memory takes long to get
+        self._free = [self._make() for _ in range(_FIRST)]
 
     def push(self) -> PromptRecord:
         """Queue the copy of the record that the work of this stream will leave."""

@@ -163,7 +163,6 @@ class PromptRound:
         """Whether there are as many pieces as a forward takes."""
         return len(self._parts) >= MOST
 
-    @torch.inference_mode()
     def launch(self, *, rest: bool) -> Iterator[Refill]:
         """Queue forwards of what was added: full ones alone, or all that is needed for the `rest`, too."""
         while self.full or (rest and self._parts):
@@ -179,6 +178,7 @@ class PromptRound:
         self._taps.clear()
         self._rows = 0
 
+    @torch.inference_mode()
     def _forward(self, parts: Sequence[_Part]) -> Refill | None:
         """Queue one forward; None if no prompt ends with it."""
         ending = [part for part in parts if part.piece.last]
