@@ -19,6 +19,7 @@ from dflash.engine.device.prompted import Refills
 from dflash.engine.device.refill import PromptRound
 from dflash.engine.loop import begun
 from dflash.engine.prompts.files import text_prompt, with_ids
+from dflash.target.lane_prefill import PIECES, LanePrefill
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,38 @@ def test_whenever_lanes_join_the_file_is_the_same(
     exact = {} if kind == "now and then plain" else {"atol": 0.0, "rtol": 0.0}
     for rows in found[1:]:
         device_runs.same_rows(rows, found[0], **exact)
+
+
+def test_prompts_of_any_length_share_forwards(
+    target: Any, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several end in one, one begins in one and ends in the next; what each leaves is its own."""
+    plain, shared = LanePrefill.forward, []
+
+    def watched(prefill: LanePrefill, cache: Any, pieces: Any, *given: Any) -> Any:
+        shared.append([(piece.lane, piece.start) for piece in pieces])
+        return plain(prefill, cache, pieces, *given)
+
+    monkeypatch.setattr(LanePrefill, "forward", watched)
+    lengths = (3, 70, 130, 5, 2, 9, 1, 66, 4, 11, 8, 12)
+    asked = [text_prompt("abcdefg "[place % 8] + "xy" * size) for place, size in enumerate(lengths)]
+    found = []
+    for overlaps in (False, True):
+        shared.clear()
+        output = tmp_path / f"{overlaps}.parquet"
+        run = draft_runs.session(
+            target, output, drafter=drafter, draft_impl="native", target_impl="native", rounds="device",
+            length=3, branches=1, lanes=6, max_new_tokens=9, features="all", temperature=0.8,
+        )  # fmt: skip
+        run.engine.overlaps = overlaps
+        run.record(run.conversations(with_ids(asked), check=True))
+        found.append(draft_runs.rows(output))
+    pieces = sum(map(len, shared))
+    assert max(map(len, shared)) == PIECES[-1]
+    assert len(shared) < pieces / 3
+    # a prompt that is longer than what is left of a forward goes on in the next
+    assert any(forward[0][1] > 0 for forward in shared)
+    device_runs.same_rows(found[1], found[0])
 
 
 def test_what_plain_rounds_have_left_goes_into_no_new_request(
