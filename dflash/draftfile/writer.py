@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,8 @@ class DraftFileWriter:
             double whenever half of the room that the footer has left is used, so that it never outgrows
             what readers accept.
         compression_level: Of zstd.
+        apart: Encode row groups in a thread of its own, one at a time, while the next one fills; what cannot
+            be written is then told when that one closes, or at the end.
 
     Raises:
         HeaderInvalid: The header breaks `schemas/header_v1.schema.json`.
@@ -97,6 +100,7 @@ class DraftFileWriter:
         row_group_rows: int = ROWS_PER_GROUP,
         row_group_bytes: int = BYTES_PER_GROUP,
         compression_level: int = ZSTD_LEVEL,
+        apart: bool = False,
     ) -> None:
         self._header_text = encode_header(header)
         self.header = Header.parse(self._header_text)
@@ -114,6 +118,8 @@ class DraftFileWriter:
         self._grow_at = GROUPS_LIMIT // 2
         self._schema: pa.Schema | None = None
         self._parquet: pq.ParquetWriter | None = None
+        self._thread = ThreadPoolExecutor(1) if apart else None
+        self._encoding: Future[None] | None = None
         self._publication = Publication(Path(path), overwrite=overwrite)
 
     def __enter__(self) -> Self:
@@ -122,6 +128,8 @@ class DraftFileWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
         # a Parquet writer that is collected open would write into a closed file
         if self._parquet is not None and self._parquet.is_open:
             with suppress(OSError, pa.ArrowException):
@@ -181,6 +189,7 @@ class DraftFileWriter:
             WriteFailed: The disk is full, or refuses otherwise.
         """
         self._flush()
+        self._await_group()
         columns = self._digest.column_digests()
         with writing(self.path):
             parquet = self._open_parquet()
@@ -243,15 +252,28 @@ class DraftFileWriter:
         check_rows(group, self._limits, place)
         self._requests |= check_requests(group, self._requests, place)
         self._summary.add(group)
-        with writing(self.path):
-            self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
-        self._digest.update(group)
+        self._await_group()
+        if self._thread is None:
+            self._encode(group)
+        else:
+            self._encoding = self._thread.submit(self._encode, group)
         self._rows += group.num_rows
         self._groups += 1
         self._described += footer_bytes(group)
         if self._described > self._grow_at:
             self._group_limits = self._group_limits * 2
             self._grow_at = (self._described + GROUPS_LIMIT) // 2
+
+    def _encode(self, group: pa.Table) -> None:
+        with writing(self.path):
+            self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
+        self._digest.update(group)
+
+    def _await_group(self) -> None:
+        """Wait for the row group that is encoded apart, and raise what it came to."""
+        if self._encoding is not None:
+            self._encoding.result()
+            self._encoding = None
 
 
 def _size(table: pa.Table) -> int:

@@ -89,8 +89,13 @@ class RecorderPlan(NamedTuple):
 
 
 @contextmanager
-def open_here(plan: RecorderPlan, *, patience: float = 0.0, lent: bool = True) -> Iterator[Recorder]:
-    """A recorder in this process, with its output and its journal; `patience` and `lent` as there.
+def open_here(plan: RecorderPlan, *, patience: float = 0.0, alone: bool = False) -> Iterator[Recorder]:
+    """A recorder in this process, with its output and its journal.
+
+    Args:
+        plan: What it must know.
+        patience: As there.
+        alone: Whether the process is the recorder's: rows are not lent, and a thread may encode others.
 
     Raises:
         WriteError: The output or the journal cannot be written.
@@ -98,8 +103,8 @@ def open_here(plan: RecorderPlan, *, patience: float = 0.0, lent: bool = True) -
     """
     choice = {"overwrite": plan.overwrite, "resume": plan.resume}
     with DraftFileWriter(
-        plan.output, plan.header, **plan.part._asdict(), overwrite=any(choice.values())
+        plan.output, plan.header, **plan.part._asdict(), overwrite=any(choice.values()), apart=alone
     ) as writer:
         journal, kept = start_journal(plan.output, plan.header, plan.part, plan.sync_seconds, **choice)
         given = {"keep_text": plan.keep_text, "features": plan.features}
-        yield Recorder(writer, journal, kept, **given, patience=patience, lent=lent)
+        yield Recorder(writer, journal, kept, **given, patience=patience, lent=not alone)

@@ -64,7 +64,7 @@ class RecorderChild:
         if first is None:
             return
         plan: RecorderPlan = unframed(first)[1]
-        with open_here(plan, patience=PATIENCE, lent=False) as recorder:
+        with open_here(plan, patience=PATIENCE, alone=True) as recorder:
             self._recorder = recorder
             if plan.resume:
                 self.reply("ready", recorder.keeps)
