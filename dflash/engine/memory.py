@@ -19,6 +19,9 @@ from dflash.drafters.union import UnionDrafter
 from dflash.engine.dense.dense_pass import ROW_BUDGET
 from dflash.engine.dense.lanes import lanes_for
 from dflash.engine.device.ladder import RING, rung_lengths
+from dflash.engine.device.plan import chain_of
+from dflash.engine.device.record import CHAINS
+from dflash.engine.features import FeatureMode, bytes_a_token, default_taps
 from dflash.engine.recorder.ring import CAPACITY
 from dflash.engine.settings import RecordSettings
 from dflash.errors import DflashError
@@ -166,6 +169,7 @@ def estimate(target: Target, drafter: Drafter, settings: RecordSettings, context
     width = next(target.model.parameters()).element_size()
     nodes = settings.length * settings.branches * max(1, len(drafter.headers()))
     rows = capacity(context + nodes + 1)
+    token = _row_bytes(settings, nodes) + _states(config, drafter, settings)
     parts = (
         _weights("target weights", [target.model]),
         Part("trunk K/V", "device", 0, rows * token_bytes(config, width)),
@@ -174,9 +178,10 @@ def estimate(target: Target, drafter: Drafter, settings: RecordSettings, context
         Part("drafter context", "device", 0, rows * _context_bytes(drafter)),
         Part("dense lanes", "device", _dense_lanes(config, width, drafter, settings, context)),
         Part("device rounds", "device", *_device_rounds(config, width, drafter, settings, context)),
+        Part("packed features", "device", 0, _packed(config, drafter, settings)),
         Part("noise", "host", 0, _noise(config, settings)),
         Part("recorder ring", "host", CAPACITY if settings.apart(target.device.type) else 0),
-        Part("recorder", "host", ROW_GROUPS, _answer(settings, context) * _row_bytes(settings, nodes)),
+        Part("recorder", "host", ROW_GROUPS, _answer(settings, context) * token),
     )
     kept = tuple(part for part in parts if part.bytes(1))
     return MemoryEstimate(kept, settings.lanes, context, target.device.type == "cpu")
@@ -306,6 +311,27 @@ def _device_rounds(
         if isinstance(drafter, BlockFamily) and nodes:
             found += drafter.config.block_size * row + nodes * int(config.vocab_size) * FLOAT
     return fixed, found
+
+
+def _states(config: Any, drafter: Drafter, settings: RecordSettings) -> int:
+    """A token's hidden states as they are recorded, where all are."""
+    if settings.features != FeatureMode.ALL:
+        return 0
+    taps = drafter.taps or default_taps(int(config.num_hidden_layers))
+    return bytes_a_token(settings.features, len(taps), int(config.hidden_size), settings.feature_dtype)
+
+
+def _packed(config: Any, drafter: Drafter, settings: RecordSettings) -> int:
+    """What rounds on the device have packed and the host has not read."""
+    if settings.target_impl == "generic" or settings.rounds == "host":
+        return 0
+    lengths = rung_lengths(settings.length) if settings.policy.control.adaptive else [settings.length]
+    # under control there are rounds in chains, and single ones
+    chains = [settings.chain or chain_of(length) for length in lengths]
+    most = sum(
+        (chain + (len(lengths) > 1)) * (length + 1) for chain, length in zip(chains, lengths, strict=True)
+    )
+    return CHAINS * most * _states(config, drafter, settings)
 
 
 def _noise(config: Any, settings: RecordSettings) -> int:

@@ -13,6 +13,8 @@ from dflash.engine.device.arrays import Layout, Part, Records
 from dflash.engine.features import FINGERPRINT
 from dflash.kernels.round_lanes import RoundTree
 
+# that may be queued before the first of them is read
+CHAINS = 4
 _ALIGN = 4
 _NUMPY = {torch.int32: "i4", torch.int64: "i8", torch.float32: "f4"}
 
@@ -108,7 +110,7 @@ class RecordRing:
     pushed.
     """
 
-    def __init__(self, record: Tensor, fields: Mapping[str, Field], slots: int = 4) -> None:
+    def __init__(self, record: Tensor, fields: Mapping[str, Field], slots: int = CHAINS) -> None:
         self.record = record
         self.layout = layout_of(fields)
         self._pushed = 0
