@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -68,13 +69,18 @@ def _tool(name: str, *args: str) -> str:
     return subprocess.run([str(BIN / name), *args], check=True, capture_output=True, text=True).stdout
 
 
-def read(kernel: Any) -> Built:
-    """Read registers, stack, shared memory and instructions off a compiled kernel."""
+@functools.cache
+def _listing(cubin: bytes) -> tuple[str, str]:
+    """What a kernel uses, and its instructions."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(kernel.asm["cubin"])
-        usage = _tool("cuobjdump", "-res-usage", str(path))
-        code = _tool("nvdisasm", "-c", str(path))
+        path.write_bytes(cubin)
+        return _tool("cuobjdump", "-res-usage", str(path)), _tool("nvdisasm", "-c", "-ndf", str(path))
+
+
+def read(kernel: Any) -> Built:
+    """Read registers, stack, shared memory and instructions off a compiled kernel."""
+    usage, code = _listing(kernel.asm["cubin"])
     registers, stack = (int(re.search(rf"{key}:(\d+)", usage).group(1)) for key in ("REG", "STACK"))
     order = "".join(h or "W" for h in re.findall(r"(H)GMMA|WARPGROUP\.DEPBAR", code))
     return Built(

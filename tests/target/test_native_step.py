@@ -59,7 +59,12 @@ REFERENCE = Way(impl="reference")
 
 def make(kind: str) -> Any:
     torch.manual_seed(0)
-    model = MODELS[kind]().eval().requires_grad_(False)
+    return varied(MODELS[kind]())
+
+
+def varied(model: Any) -> Any:
+    """The model with norms and biases that are not all alike."""
+    model = model.eval().requires_grad_(False)
     for name, value in model.named_parameters():
         if "norm" in name:
             value.data = 0.5 + torch.rand_like(value)
@@ -303,7 +308,9 @@ def test_native_prompts_are_those_of_transformers(kind: str, lengths: tuple[int,
 
 def test_pieces_of_a_prompt_see_each_other_through_the_interpreter(interpreted: None) -> None:
     """What one launch writes of a piece, the next one reads for the pieces behind it."""
-    model = make("llama")
+    few = {"num_hidden_layers": 2, "num_attention_heads": 1}
+    torch.manual_seed(0)
+    model = varied(tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL | few)))
     native = NativeTrunk("tiny", model, 2, 256, (2,), prefills=True)
     prompt = [(5 * token) % 97 for token in range(140)]
     found, expected = native.append(1, prompt), TrunkModel(model, 2, 256, (2,)).append(1, prompt)
