@@ -170,7 +170,7 @@ class PlainGoodput:
         rate = (self.accepted + w * self.c.prior) / (self.tried + w)
         worth = {}
         for k in range(max(self.c.shortest, int(overdue)), FRAME.longest + 1):
-            us = STEP_TIME.draft(k, FRAME.branches, 1) + STEP_TIME.verify(k * FRAME.branches, 1, 100.0)
+            us = STEP_TIME.draft(k, FRAME.branches, 1) + STEP_TIME.verify(k * FRAME.branches, 1, 128.0)
             worth[k] = sum(rate**i for i in range(k + 1)) / float(us)
         best = max(worth.values())
         if self.length in worth and best <= worth[self.length] * (1 + self.c.gain):

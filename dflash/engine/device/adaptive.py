@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from dflash.engine.device.arrays import Records
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.device.ladder import Launched, RoundLadder, Shapes
 from dflash.engine.device.landing import Landing
+from dflash.engine.device.refill import PromptRound
 from dflash.engine.device.rows import RoundNumbers
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Sink
@@ -93,6 +95,13 @@ class AdaptiveEngine(DeviceEngine):
         """As `Engine.warm_up`; rounds of all lengths are captured, too."""
         super().warm_up(context)
         self.ladder.ready(context)
+
+    @cached_property
+    def prompts(self) -> PromptRound:
+        """What reads them, once the contexts of requests before are left alone."""
+        found = super().prompts
+        found.after = self.ladder.caught_up
+        return found
 
     def _hold(self, lanes: Sequence[Lane]) -> None:
         self._turn[indices(lanes)] += 1

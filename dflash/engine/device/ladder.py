@@ -27,7 +27,8 @@ from dflash.policy.noise import I64
 from dflash.target.native import NativeTrunk
 from dflash.target.native_layers import KeyValue
 
-RING = 32
+# plain rounds between two times that a drafter's contexts are brought up to the trunks' ends
+RING = 128
 
 
 class Rung(NamedTuple):
@@ -102,6 +103,8 @@ class RoundLadder:
 
     Attributes:
         rungs: by length, from 0 to that of the whole tree.
+        caught_up: recorded whenever the drafter's contexts were brought up to the ends of trunks; None
+            where nothing runs at the same time.
         shared: what all of them know of the requests.
     """
 
@@ -120,6 +123,7 @@ class RoundLadder:
         self._limits = Shapes.none(lanes)
         self._pending = 0
         self._ready = False
+        self.caught_up = torch.cuda.Event() if device.type == "cuda" else None
 
     def _rung(self, length: int, eos: Sequence[int]) -> Rung:
         plan = replace(self.plan, shape=DraftShape(length, self.plan.shape.branches))
@@ -214,3 +218,5 @@ class RoundLadder:
         drafter.native.project(*rows, cache)
         ring.known.copy_(lengths)
         self._pending = 0
+        if self.caught_up is not None:
+            self.caught_up.record(torch.cuda.current_stream(lengths.device))

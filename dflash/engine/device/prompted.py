@@ -120,9 +120,8 @@ class PromptedEngine(Engine):
 
     def _ask(self, lane: Lane) -> None:
         """Let a lane's prompt be read, together with those of other lanes."""
-        # what is queued may still write where a request was cut short, read what dense rows need, or bring
-        # the context of a drafter up to a request's end
-        in_turn = lane.index in self._written or self.dense is not None or self.rounds.shared.ring is not None
+        # what is queued may still write where a request was cut short, or read what dense rows need
+        in_turn = lane.index in self._written or self.dense is not None
         self._written.discard(lane.index)
         self._asked.append(lane.index)
         self.prompts.add(lane, in_turn=in_turn)

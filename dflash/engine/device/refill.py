@@ -79,6 +79,7 @@ class PromptRound:
 
     Attributes:
         stream: that they run on; None where there are no streams.
+        after: what they wait for that was recorded on another stream.
     """
 
     def __init__(self, trunk: NativeTrunk, drafter: Drafter, plan: RoundPlan) -> None:
@@ -99,6 +100,7 @@ class PromptRound:
         self.scratch = SlotScratch.make(MOST, trunk.vocabulary, plan.top, 0, device)
         self.maker = PromptRows(Records(self.record.cpu().numpy(), layout), plan.store_topk)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.after: torch.cuda.Event | None = None
         self._resting = RoundLanes.make(MOST, device)
         self._parts: deque[_Part] = deque()
         self._taps: dict[int, list[Tensor]] = {}
@@ -220,6 +222,8 @@ class PromptRound:
         if self.stream is None:
             yield
             return
+        if self.after is not None:
+            self.stream.wait_event(self.after)
         if in_turn:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):

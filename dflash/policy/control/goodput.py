@@ -14,14 +14,17 @@ from dflash.policy.step_time import StepTime
 
 _SHORTEST_US = 1e-3
 _KEPT = 8
+# tokens; step times hardly change over fewer
+_CONTEXTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput(Learning):
     """Take each request's acceptance as independent from draft to draft: 1 + a + ... + a^k tokens a round.
 
-    A tree counts as one branch in the tokens and as all its nodes in the time. Requests of which fewer than
-    `after` rounds are known count with `prior`; while that is so for all of them nothing changes.
+    A tree counts as one branch in the tokens and as all its nodes in the time, which is taken at the nearest
+    multiple of 64 tokens of context. Requests of which fewer than `after` rounds are known count with
+    `prior`; while that is so for all of them nothing changes.
 
     Attributes:
         weight: of the newest round in the moving average of acceptance.
@@ -154,7 +157,8 @@ class _Scheduler(Scheduler):
         return int(self.lengths[best])
 
     def _us(self, load: Load) -> F64:
-        """Microseconds of a round by length; the last few are kept."""
+        """Microseconds of a round by length, at about this context; the last few are kept."""
+        load = load._replace(context=float(_CONTEXTS * round(load.context / _CONTEXTS)))
         if load not in self._round_us:
             if len(self._round_us) == _KEPT:
                 self._round_us.clear()
