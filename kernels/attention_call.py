@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -30,7 +28,6 @@ def attend(
     scratch: Scratch | None,
     tile: Tile | None,
     pdl: bool,
-    ahead: Sequence[Tensor] = (),
 ) -> Tensor:
     """Attend over the trunk and the `tail` rows after it; without words, every query sees all of those.
 
@@ -52,5 +49,5 @@ def attend(
     out = torch.empty_like(q) if out is None else out
     chosen = make_plan(sizes, mode, tile)
     held = fitting_scratch(scratch, q, sizes, chosen)
-    launch(q, k, v, lengths, words, pages, out, sizes, factor, chosen, held, pdl, ahead)
+    launch(q, k, v, lengths, words, pages, out, sizes, factor, chosen, held, pdl)
     return out

@@ -39,8 +39,6 @@ class Tile(NamedTuple):
     merge_warps: int = 2
     two_loops: bool = False
     """Whole trunk tiles in a loop of their own, without masks: faster tiles, a later start of the tail."""
-    ahead: tuple[int, int] = (0, 0)
-    """Columns of each weight that follows which are asked for into L2, while little else is read."""
 
 
 class Plan(NamedTuple):
@@ -83,7 +81,7 @@ TILES: dict[tuple[int, int, Regime], Tile] = {
     (64, 64, "exact"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 256, 1, True),
     (64, 64, "exact full"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (64, 128, "short"): Tile(64, 64, 4, 3, 264, 128, False, 1, 16, True, 128, 1),
-    (64, 128, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
+    (64, 128, "long"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 256, 1, True),
     (64, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 128, "exact"): Tile(128, 64, 8, 3, 132, 128, False, 1, 16, True, 0, 1, True),
@@ -113,7 +111,7 @@ TILES: dict[tuple[int, int, Regime], Tile] = {
     (128, 64, "exact"): Tile(64, 64, 4, 4, 132, 128, False, 1, 16, True, 256, 1, True),
     (128, 64, "exact full"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (128, 128, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, True, 64, 1),
-    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
+    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 128, 1, True),
     (128, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "exact"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),
@@ -182,7 +180,7 @@ def plan(
         return Plan(tile, rows, splits, row_tiles, 1, grid_items, EXACT_MIN_CHUNK, EXACT_PARTS, head_pad)
     share = max(1, tile.programs // (kv_heads * row_tiles * batch))
     items = share * batch
-    bound = items + (batch if share > 1 or batch > 1 else 0)
+    bound = items + (batch if batch > 1 else 0)
     grid_items = min(bound, batch * _ceil_div(capacity, tile.min_chunk))
     rows, splits = _merge_block(tile, share)
     return Plan(tile, rows, splits, row_tiles, items, grid_items, tile.min_chunk, 0, head_pad)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from dflash.kernels.attend_rows import attend_rows
-from dflash.kernels.cache_rows import prefetch_columns, prefetch_lines, prefetch_rows
+from dflash.kernels.cache_rows import prefetch_lines, prefetch_rows
 from dflash.kernels.chunk_merge import merge_if_last, merge_rows, store_rows
 from dflash.kernels.work_items import item_of_grid, items_of_lane
 
@@ -116,22 +116,17 @@ def _load_queries(
     return tl.load(Q + at[:, None] + d[None, :], mask=live[:, None] & (d < HEAD)[None, :], other=0.0)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "batch", "queries", "tail", "items", "min_chunk", "scale", "capacity", "next_rows", "next_stride",
-        "later_rows", "later_stride",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["batch", "queries", "tail", "items", "min_chunk", "scale", "capacity"])
 def attend_chunks(
-    Q, K, V, Words, Lengths, Pages, Out, PartO, PartL, Tickets, Next, Later,
+    Q, K, V, Words, Lengths, Pages, Out, PartO, PartL, Tickets,
     stride_qb, stride_qn, stride_qh, stride_kp, stride_kh, stride_kr, stride_vp, stride_vh, stride_vr,
     stride_ob, stride_on, stride_oh, stride_pages, stride_words,
-    scale, batch, queries, tail, items, min_chunk, capacity, next_rows, next_stride, later_rows, later_stride,
+    scale, batch, queries, tail, items, min_chunk, capacity,
     GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, BATCH_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, MAX_PARTS: tl.constexpr,
     PAGE: tl.constexpr, TREE: tl.constexpr, TICKET: tl.constexpr, MERGE_ROWS: tl.constexpr,
     MERGE_SPLITS: tl.constexpr, PREFETCH: tl.constexpr, TWO_LOOPS: tl.constexpr, PDL: tl.constexpr,
-    COMPILED: tl.constexpr, NEXT: tl.constexpr, LATER: tl.constexpr, THREADS: tl.constexpr,
+    COMPILED: tl.constexpr,
 ):  # fmt: skip
     """Attend one chunk of one lane for a tile of packed rows; grid (row tiles, KV heads, work items)."""
     tile, head, item = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -148,8 +143,6 @@ def attend_chunks(
                 stride_vp, stride_vr, stride_pages,
                 GROUP, HEAD, BATCH_PAD, BLOCK_N, MAX_PARTS, PAGE, PREFETCH,
             )  # fmt: skip
-        prefetch_columns(Next, next_rows, next_stride, NEXT, THREADS)
-        prefetch_columns(Later, later_rows, later_stride, LATER, THREADS)
         tl.extra.cuda.gdc_wait()
         # `merge_chunks` relies on this order: when it starts, all that came before this kernel is done
         tl.extra.cuda.gdc_launch_dependents()
@@ -173,7 +166,7 @@ def attend_chunks(
         o, lse = attend_rows(
             q, words, union,
             K + cache_lane * stride_kp, V + cache_lane * stride_vp, Pages + lane64 * stride_pages,
-            part * chunk, tl.minimum(part * chunk + chunk, total), length, total,
+            part * chunk, tl.where(part + 1 < parts, part * chunk + chunk, total), length, total,
             stride_kp, stride_kr, stride_vp, stride_vr, scale,
             HEAD, HEAD_PAD, BLOCK_M, BLOCK_N, STAGES, PAGE, TWO_LOOPS,
         )  # fmt: skip

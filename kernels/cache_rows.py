@@ -46,19 +46,6 @@ def prefetch_spans(starts, numbers):
 
 
 @triton.jit
-def prefetch_columns(Base, rows, stride, COLUMNS: tl.constexpr, LANES: tl.constexpr):
-    """Ask for the first COLUMNS of each row of a matrix to come into L2; the programs share the rows."""
-    BYTES: tl.constexpr = COLUMNS * (Base.dtype.element_ty.primitive_bitwidth // 8)
-    program = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    program = program * tl.num_programs(0) + tl.program_id(0)
-    programs = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)
-    if COLUMNS > 0:
-        for row in tl.range(program, rows, programs * LANES):
-            own = row + tl.arange(0, LANES) * programs
-            prefetch_spans(Base + own.to(tl.int64) * stride, tl.where(own < rows, BYTES, 0))
-
-
-@triton.jit
 def prefetch_rows(
     K, V, Pages, start, last, stride_kp, stride_kr, stride_vp, stride_vr,
     HEAD: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,

@@ -14,7 +14,7 @@ def launch_options(plan: ProductPlan, depth: int, norm: NormLaunch, pdl: bool) -
     return {
         "BLOCK_M": plan.block_m, "HALF": tile.half, "BLOCK_K": tile.block_k, "WAYS": tile.ways,
         "STAGES": tile.stages, "SPLITS": plan.splits, "EVEN": depth % (tile.block_k * tile.ways) == 0,
-        "NORM": norm.own, "PARTS": norm.parts_at_once, "SWAP": tile.swap, "PREFETCH": tile.prefetch, "BULK": tile.bulk,
-        "EARLY": tile.early, "PDL": pdl, "num_warps": tile.warps, "num_stages": tile.stages,
+        "NORM": norm.own, "PARTS": norm.parts_at_once, "SWAP": tile.swap, "PREFETCH": tile.prefetch,
+        "BULK": tile.bulk, "EARLY": tile.early, "PDL": pdl, "num_warps": tile.warps, "num_stages": tile.stages,
         "launch_pdl": pdl,
     }  # fmt: skip

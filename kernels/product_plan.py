@@ -39,8 +39,6 @@ class ProductTile(NamedTuple):
     """Parts of the depth that a program's warps work on at once, `block_k` each; 1, or one a warp."""
     bulk: bool = False
     """Ask for what is prefetched by the row instead of by the line."""
-    bulk: bool = False
-    """Ask for what is prefetched by the row instead of by the line."""
 
 
 class ProductPlan(NamedTuple):
@@ -62,10 +60,10 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("qkv", 32, "small"): ProductTile(8, 64, 2, 9, 1, False, 1024, False),
     ("qkv", 64, "small"): ProductTile(8, 64, 4, 9, 1, False, 512, False),
     ("qkv", 16, "medium"): ProductTile(16, 64, 2, 5, 132, False, 1024, False, 2),
-    ("qkv", 32, "medium"): ProductTile(8, 256, 2, 4, 132, False, 1024, False),
+    ("qkv", 32, "medium"): ProductTile(8, 256, 2, 4, 132, False, 512, True),
     ("qkv", 64, "medium"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
     ("qkv", 16, "large"): ProductTile(16, 128, 2, 5, 132, False, 1024, False),
-    ("qkv", 32, "large"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
+    ("qkv", 32, "large"): ProductTile(64, 64, 4, 6, 132, True, 512, True),
     ("qkv", 64, "large"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
     ("gate-up", 16, "small"): ProductTile(16, 64, 2, 6, 1, True, 2048, False, 2),
     ("gate-up", 32, "small"): ProductTile(16, 64, 4, 9, 1, True, 2048, False),
@@ -74,7 +72,7 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("gate-up", 32, "medium"): ProductTile(8, 256, 2, 4, 132, False, 1024, False),
     ("gate-up", 64, "medium"): ProductTile(64, 64, 4, 4, 132, True, 1024, True),
     ("gate-up", 16, "large"): ProductTile(32, 128, 2, 5, 132, False, 512, False),
-    ("gate-up", 32, "large"): ProductTile(64, 128, 4, 5, 132, False, 512, False),
+    ("gate-up", 32, "large"): ProductTile(64, 64, 4, 4, 132, True, 256, True, bulk=True),
     ("gate-up", 64, "large"): ProductTile(64, 64, 4, 4, 132, True, 1024, True),
     ("rows", 16, "small"): ProductTile(8, 64, 2, 6, 1, False, 2048, False, 2),
     ("rows", 32, "small"): ProductTile(8, 64, 2, 9, 1, False, 512, False),
@@ -83,13 +81,13 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("rows", 32, "deep"): ProductTile(8, 64, 4, 3, 1, False, 512, False, 4),
     ("rows", 64, "deep"): ProductTile(8, 256, 4, 3, 1, False, 512, False),
     ("rows", 16, "medium"): ProductTile(8, 64, 2, 9, 132, False, 512, False),
-    ("rows", 32, "medium"): ProductTile(8, 64, 2, 9, 132, False, 512, False),
+    ("rows", 32, "medium"): ProductTile(16, 128, 2, 5, 264, False, 512, True, bulk=True),
     ("rows", 64, "medium"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
     ("rows", 16, "long"): ProductTile(32, 128, 4, 5, 132, False, 512, False),
-    ("rows", 32, "long"): ProductTile(32, 128, 4, 5, 132, True, 512, False),
+    ("rows", 32, "long"): ProductTile(64, 128, 8, 3, 132, True, 512, True),
     ("rows", 64, "long"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
-    ("rows", 16, "large"): ProductTile(32, 128, 4, 5, 132, False, 512, False),
-    ("rows", 32, "large"): ProductTile(64, 128, 4, 5, 132, True, 512, False),
+    ("rows", 16, "large"): ProductTile(16, 128, 2, 5, 396, False, 256, True, bulk=True),
+    ("rows", 32, "large"): ProductTile(16, 128, 2, 5, 396, False, 256, True, bulk=True),
     ("rows", 64, "large"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
     ("rows", 16, "wide"): ProductTile(64, 64, 4, 9, 132, True, 512, True),
     ("rows", 32, "wide"): ProductTile(64, 64, 4, 9, 132, True, 512, True),
@@ -116,9 +114,9 @@ def size_of(product: Product, columns: int, depth: int) -> Size:
         return "wide"
     if numbers <= SMALL_WEIGHT:
         return "deep" if product == "rows" and depth >= DEEP else "small"
-    if numbers <= MEDIUM_WEIGHT:
-        return "long" if product == "rows" and depth >= LONG else "medium"
-    return "large"
+    if product == "rows" and depth >= LONG:
+        return "long"
+    return "medium" if numbers < MEDIUM_WEIGHT else "large"
 
 
 def product_plan(

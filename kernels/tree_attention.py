@@ -5,8 +5,6 @@ Verify: queries are the anchor and its nodes. Draft step: one query a branch, al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from dflash.kernels.attention_call import attend
@@ -31,7 +29,6 @@ def tree_attention(
     scratch: Scratch | None = None,
     tile: Tile | None = None,
     pdl: bool = True,
-    ahead: Sequence[Tensor] = (),
 ) -> Tensor:
     """Attend over rows [0, length) of the cache, and over row length + j where bit j of the word is set.
 
@@ -51,8 +48,6 @@ def tree_attention(
         scratch: from `attention_scratch`, to share between calls on one stream; allocated if None.
         tile: another configuration than the table's.
         pdl: start the prologue under the preceding kernel's tail.
-        ahead: up to two weights `[rows, columns]` that launches to come read; the tile says how much of each
-            is asked for into L2 meanwhile. Nothing of it is read here.
 
     Returns:
         `[lanes, queries, heads, head]` in the dtype of q; zeros where a slot sees nothing.
@@ -62,7 +57,7 @@ def tree_attention(
     """
     return attend(
         q, k, v, lengths, words, tail, pages=pages, scale=scale, mode=mode, impl=impl, out=out,
-        scratch=scratch, tile=tile, pdl=pdl, ahead=ahead,
+        scratch=scratch, tile=tile, pdl=pdl,
     )  # fmt: skip
 
 

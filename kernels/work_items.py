@@ -41,17 +41,23 @@ def items_of_lane(
     Lengths, lane, batch, tail, items, min_chunk,
     BATCH_PAD: tl.constexpr, BLOCK_N: tl.constexpr, MAX_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Where a lane's partials lie: its rows with the tail, parts, first item, chunk length."""
+    """Where a lane's partials lie: its rows with the tail, parts, first item, chunk length.
+
+    The last part takes all rows that are left.
+    """
     if MAX_PARTS > 0 or BATCH_PAD == 1:
         length = tl.load(Lengths + lane)
         total = length + tail
+        most = MAX_PARTS
         if MAX_PARTS > 0:
             chunk = _chunk_of(total, min_chunk, BLOCK_N, MAX_PARTS)
         else:
-            # several parts share the trunk: counting the tail in could cost each of them one more tile
+            # several parts share the trunk: counting the tail in could cost each of them one more tile, and
+            # a part for what is left of it one more program than there is room for
             rows = tl.where(items > 1, length, total)
             chunk = tl.cdiv(tl.maximum(tl.cdiv(rows, items), min_chunk), BLOCK_N) * BLOCK_N
-        return total, tl.maximum(tl.cdiv(total, chunk), 1), lane * MAX_PARTS, chunk
+            most = items
+        return total, tl.maximum(tl.minimum(tl.cdiv(total, chunk), most), 1), lane * MAX_PARTS, chunk
     totals, parts, ends, chunk = _shares(Lengths, batch, tail, items, min_chunk, BATCH_PAD, BLOCK_N)
     mine = _pick(parts, lane, BATCH_PAD)
     return _pick(totals, lane, BATCH_PAD), mine, _pick(ends, lane, BATCH_PAD) - mine, chunk

@@ -146,11 +146,10 @@ class LlamaStep:
         inputs, lanes = space.inputs, len(space.inputs.lengths)
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Tensor:
-            weights = self.layers[layer]
             tree_attention(
                 self.sizes.by_lane(queries, lanes), keys, values, inputs.lengths, inputs.words, space.tail,
                 pages=space.pages, out=self.sizes.by_lane(out, lanes), scratch=space.attention,
-                ahead=(weights.out, weights.gate_up), **self.way._asdict(),
+                **self.way._asdict(),
             )  # fmt: skip
             return out
 

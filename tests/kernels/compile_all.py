@@ -42,10 +42,7 @@ def compile_attention(
         table = torch.zeros((batch, 16), dtype=torch.int32) if page else None
         lengths = torch.zeros(batch, dtype=torch.int32)
         scratch = make_scratch(q, sizes, chosen)
-        ahead = (q.new_zeros(96, 64), q.new_zeros(32, 64))
-        attention_launch.launch(
-            q, k, k, lengths, words, table, q.clone(), sizes, 0.1, chosen, scratch, True, ahead
-        )
+        attention_launch.launch(q, k, k, lengths, words, table, q.clone(), sizes, 0.1, chosen, scratch, True)
     finally:
         attention_launch.attend_chunks, attention_launch.merge_chunks = kernels
     return built
@@ -74,9 +71,6 @@ def configurations() -> dict[str, list[object]]:
             call = (BATCH[regime], rows // 4, 4, head, 0, torch.bfloat16, mode, True)
             found[f"d{head} rows{rows} {regime}"] = compile_attention(tile, *call)
     wide = TILES[128, 64, "long"]
-    found["d128 rows64 long, weights ahead"] = compile_attention(
-        wide._replace(ahead=(64, 32)), 1, 16, 4, 128, 0, torch.bfloat16, "fast", True
-    )
     found["block"] = compile_attention(wide, 1, 16, 4, 128, 0, torch.bfloat16, "fast", False)
     found["fp16 group3 d96"] = compile_attention(wide, 1, 16, 3, 96, 0, torch.float16, "fast", True)
     found["page16"] = compile_attention(wide, 8, 16, 4, 128, 16, torch.bfloat16, "fast", True)

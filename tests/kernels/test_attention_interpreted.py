@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash.kernels.attention_plan import TILES, Tile
+from dflash.kernels.attention_plan import TILES, Tile, plan
 from dflash.kernels.block_attention import block_attention
 from dflash.kernels.tree_attention import attention_scratch, tree_attention
 from tests.kernels.tree_cases import Case, assert_close, dense_oracle, make_case, random_parents
@@ -156,19 +156,23 @@ def test_one_chunk_equals_many() -> None:
 
 
 @pytest.mark.parametrize("tile", [SMALL, TWO_KERNELS], ids=["ticket", "merge"])
+@pytest.mark.parametrize("nodes", [5, 64])
+@pytest.mark.parametrize("length", [127, 128, 129, 512])
+def test_the_rows_after_a_trunk_need_no_program_of_their_own(length: int, nodes: int, tile: Tile) -> None:
+    case = make_case(trees(1, nodes), [length], 1, 64, kv_heads=4)
+    sizes = {"queries": nodes, "kv_heads": 4, "group": 1, "head": 64, "capacity": 1024}
+    made = plan(1, **sizes, mode="fast", tile=tile)
+    assert made.grid_items * made.row_tiles * sizes["kv_heads"] <= tile.programs
+    assert_close("tree", run(case, tile=tile), dense_oracle(case), 1e-5)
+
+
+@pytest.mark.parametrize("tile", [SMALL, TWO_KERNELS], ids=["ticket", "merge"])
 def test_replay_exact_ignores_the_other_lanes(tile: Tile) -> None:
     case = make_case(trees(3, 6), [100, 300, 0], 4, 64)
     together = run(case, mode="replay-exact", tile=tile)
     for lane in range(3):
         alone = Case(*(t[lane : lane + 1] for t in case[:5]), case.parents[lane : lane + 1], None)
         assert torch.equal(run(alone, mode="replay-exact", tile=tile)[0], together[lane])
-
-
-def test_weights_to_come_are_not_read() -> None:
-    case = make_case(trees(1, 5), [90], 4, 64)
-    weights = [torch.full((48, 64), torch.nan)] * 2
-    tile = SMALL._replace(ahead=(64, 32))
-    assert torch.equal(run(case, tile=tile, ahead=weights), run(case, tile=SMALL))
 
 
 def test_scratch_is_clean_for_the_next_call() -> None:

@@ -37,16 +37,6 @@ def run(case: Case, **options: object) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_weights_asked_for_ahead_change_nothing(count: int) -> None:
-    case = make_case(trees(1, 17), [700], 4, 64, dtype=torch.bfloat16, device="cuda")
-    weights = [torch.randn(rows, 512, device="cuda").bfloat16() for rows in (96, 5000)[:count]]
-    tile = TILES[64, 128, "long"]
-    found = run(case, tile=tile._replace(ahead=(512, 128)), ahead=weights)
-    assert torch.equal(found, run(case, tile=tile))
-    assert_close("ahead", found, dense_oracle(case), 1e-2)
-
-
 @pytest.mark.parametrize(
     ("group", "nodes", "head", "page", "dtype"),
     [
