@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dflash.drafters.block.drafter import BlockFamily
+from dflash.engine.dense.late import LateSink
 from dflash.engine.device.arrays import Records
 from dflash.engine.device.landing import Landing
 from dflash.engine.device.law import LaneLaw, Laws
@@ -15,7 +16,7 @@ from dflash.engine.device.prompted import PromptedEngine
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
 from dflash.engine.lane import Lane, Truncation
-from dflash.engine.loop import Sink
+from dflash.engine.loop import Conversation, Sink
 from dflash.engine.recorder.unmade import Unmade, hand_over
 from dflash.policy.context import DraftSampling
 from dflash.target.scratch import Scratch
@@ -81,8 +82,27 @@ class DeviceEngine(PromptedEngine):
         if isinstance(self.drafter, BlockFamily):
             self.drafter.moved(lane.index, stored)
 
+    def run(
+        self,
+        conversations: Iterable[Conversation],
+        sink: Sink,
+        on_text: Callable[[str], None] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Lane]:
+        """As `Engine.run`; rounds go on while the dense rows of requests that have ended are computed."""
+        if self.dense is None:
+            yield from super().run(conversations, sink, on_text, stopping)
+            return
+        late = LateSink(sink)
+        try:
+            yield from super().run(conversations, late, on_text, stopping)
+        finally:
+            late.flush()
+
     def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """Queue a chain of rounds of every open lane, and take in the chain before."""
+        if isinstance(sink, LateSink):
+            sink.tend()
         before, chain = self._flying, self.rounds.plan.chain
         self._flying = None
         # every round of a live lane emits a token
