@@ -27,7 +27,7 @@ def test_every_decision_is_reproduced(tiny, record, tmp_path, policy, sampling):
     kinds = [None] if not sampling else [None, ProposalKind.INDEPENDENT, ProposalKind.SHARED]
     for number, (drafter, kind) in enumerate(itertools.product(DRAFTERS, kinds)):
         path = tmp_path / f"{number}.parquet"
-        settings = {"length": 4, "max_new_tokens": 24, "proposal": kind, **drafter, **sampling}
+        settings = {"length": 4, "max_new_tokens": 24, "lanes": 2, "proposal": kind, **drafter, **sampling}
         rows = record(tiny, ["ab ab", "go"], path=path, policy=policy, **settings)
         result = CliRunner().invoke(app, ["replay", str(path), "--check"], standalone_mode=False)
         assert result.exception is None, (settings, result.exception)

@@ -29,7 +29,7 @@ def test_live_rounds_follow_the_law_of_the_walk(tiny, tmp_path, drafter_named, r
 )
 def test_live_rounds_of_forty_requests_follow_the_law(tiny, tmp_path, drafter_named, rule, drafter):
     named = drafter_named(drafter)
-    given = CHAIN | {"drafter": named, "max_new_tokens": 48, "lanes": 10, "policy": rule}
+    given = CHAIN | {"drafter": named, "max_new_tokens": 32, "lanes": 20, "policy": rule}
     between, own = hold(tiny, tmp_path, draft_runs.prompts(40), 4, **given)
     assert abs(between) < 1
     assert abs(own) < 2.576
