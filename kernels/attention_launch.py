@@ -34,7 +34,7 @@ def launch(
         chosen.items, chosen.min_chunk, sizes.capacity,
         BLOCK_M=tile.block_m, STAGES=tile.stages, PAGE=sizes.page, TREE=words is not None, TICKET=tile.ticket,
         COMPILED=not interpreted(), PREFETCH=tile.prefetch, TWO_LOOPS=tile.two_loops, **shared,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, launch_pdl=pdl,
     )  # fmt: skip
     if tile.ticket or chosen.grid_items == 1:
         return

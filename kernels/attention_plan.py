@@ -39,6 +39,8 @@ class Tile(NamedTuple):
     merge_warps: int = 2
     two_loops: bool = False
     """Whole trunk tiles in a loop of their own, without masks: faster tiles, a later start of the tail."""
+    registers: int | None = None
+    """Most registers a thread of the chunk kernel, so that programs of the launches to come fit beside it."""
 
 
 class Plan(NamedTuple):

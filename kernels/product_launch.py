@@ -7,6 +7,14 @@ from typing import Any
 from dflash.kernels.product_plan import ProductPlan
 from dflash.kernels.row_norm import NormLaunch
 
+SQUARES_A_THREAD = 32
+
+
+def _at_once(parts: int, warps: int, block_m: int) -> int:
+    """How many parts of carried squares are loaded before the products: as many as registers allow."""
+    most = SQUARES_A_THREAD * 32 * warps // block_m
+    return min(1 << (parts - 1).bit_length(), most) if parts else 0
+
 
 def launch_options(plan: ProductPlan, depth: int, norm: NormLaunch, pdl: bool) -> dict[str, Any]:
     """The plan as the kernels' constants and the compiler's options."""
@@ -14,7 +22,7 @@ def launch_options(plan: ProductPlan, depth: int, norm: NormLaunch, pdl: bool) -
     return {
         "BLOCK_M": plan.block_m, "HALF": tile.half, "BLOCK_K": tile.block_k, "WAYS": tile.ways,
         "STAGES": tile.stages, "SPLITS": plan.splits, "EVEN": depth % (tile.block_k * tile.ways) == 0,
-        "NORM": norm.own, "PARTS": norm.parts_at_once, "SWAP": tile.swap, "PREFETCH": tile.prefetch,
-        "BULK": tile.bulk, "EARLY": tile.early, "PDL": pdl, "num_warps": tile.warps, "num_stages": tile.stages,
-        "launch_pdl": pdl,
+        "NORM": norm.own, "PARTS": _at_once(norm.parts, tile.warps, plan.block_m), "SWAP": tile.swap,
+        "PREFETCH": tile.prefetch, "BULK": tile.bulk, "EARLY": tile.early, "PDL": pdl,
+        "num_warps": tile.warps, "num_stages": tile.stages, "launch_pdl": pdl,
     }  # fmt: skip

@@ -33,22 +33,31 @@ def _load_squares(Before, rows, count, base, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _products(
-    X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, parts, stride_x,
+def _multiply(
+    X, W, Norm, Before, rows, count, left, right, depth, blocks, parts, stride_x,
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
     STAGES: tl.constexpr,
-    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
+    EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
 ):  # fmt: skip
-    """This program's two tiles over the whole depth, and whether it is the one that has them."""
-    split, share = tl.program_id(2), blocks * (BLOCK_K * WAYS)
-    low = split * share
-    if PARTS > 0:
-        # on their way while the products are made
-        before = _load_squares(Before, rows, count, 0, parts, PARTS)
+    """This program's two tiles over its share of the depth, and the first carried squares."""
+    share = blocks * (BLOCK_K * WAYS)
+    low = tl.program_id(2) * share
+    # on their way while the products are made
+    before = _load_squares(Before, rows, count, 0, parts, PARTS) if PARTS > 0 else count
     a_sum, b_sum, squares = pair_product(
         X, W, Norm, rows, rows < count, left, right, low, tl.minimum(low + share, depth), depth,
         stride_x, BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, EVEN, NORM, SWAP,
     )  # fmt: skip
+    return a_sum, b_sum, squares, before
+
+
+@triton.jit
+def _join(
+    Before, Parts, Squares, Tickets, a_sum, b_sum, squares, before, rows, count, parts,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, SPLITS: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The two tiles over the whole depth with all their squares, and whether this program has them."""
+    split = tl.program_id(2)
     mine = split >= 0
     if SPLITS > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
@@ -68,14 +77,32 @@ def _products(
 
 
 @triton.jit
+def _products(
+    X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, parts, stride_x,
+    BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    """This program's two tiles over the whole depth, and whether it is the one that has them."""
+    a_sum, b_sum, squares, before = _multiply(
+        X, W, Norm, Before, rows, count, left, right, depth, blocks, parts, stride_x,
+        BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, EVEN, NORM, PARTS, SWAP,
+    )  # fmt: skip
+    return _join(
+        Before, Parts, Squares, Tickets, a_sum, b_sum, squares, before, rows, count, parts,
+        BLOCK_M, HALF, SPLITS, NORM, PARTS,
+    )  # fmt: skip
+
+
+@triton.jit
 def _residual(
     Residual, rows, own, keep, stride, LOAD: tl.constexpr, BLOCK_M: tl.constexpr, HALF: tl.constexpr
 ):
     """A tile of the residual, or zeros."""
     if LOAD:
         at = Residual + rows.to(tl.int64)[:, None] * stride + own[None, :]
-        return tl.load(at, mask=keep, other=0.0).to(tl.float32)
-    return tl.zeros([BLOCK_M, HALF], tl.float32)
+        return tl.load(at, mask=keep, other=0.0)
+    return tl.zeros([BLOCK_M, HALF], Residual.dtype.element_ty)
 
 
 @triton.jit
@@ -113,9 +140,17 @@ def row_kernel(
     enter(W, left, right, blocks * (BLOCK_K * WAYS), depth, PREFETCH, BULK, EARLY, PDL)
     rest_a = _residual(Residual, rows, own, keep_a, stride_residual, RESIDUAL and AHEAD, BLOCK_M, HALF)
     rest_b = _residual(Residual, rows, own + HALF, keep_b, stride_residual, RESIDUAL and AHEAD, BLOCK_M, HALF)
-    a, b, squares, mine = _products(
-        X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, right, depth, blocks, parts, stride_x,
-        BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP,
+    a, b, squares, before = _multiply(
+        X, W, Norm, Before, rows, count, left, right, depth, blocks, parts, stride_x,
+        BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, EVEN, NORM, PARTS, SWAP,
+    )  # fmt: skip
+    if RESIDUAL and not AHEAD:
+        # on their way while the splits are joined
+        rest_a = _residual(Residual, rows, own, keep_a, stride_residual, True, BLOCK_M, HALF)
+        rest_b = _residual(Residual, rows, own + HALF, keep_b, stride_residual, True, BLOCK_M, HALF)
+    a, b, squares, mine = _join(
+        Before, Parts, Squares, Tickets, a, b, squares, before, rows, count, parts,
+        BLOCK_M, HALF, SPLITS, NORM, PARTS,
     )  # fmt: skip
     if mine:
         if NORM or PARTS > 0:
@@ -125,10 +160,7 @@ def row_kernel(
             a += tl.load(Bias + left).to(tl.float32)[None, :]
             b += tl.load(Bias + right).to(tl.float32)[None, :]
         if RESIDUAL:
-            if not AHEAD:
-                rest_a = _residual(Residual, rows, own, keep_a, stride_residual, True, BLOCK_M, HALF)
-                rest_b = _residual(Residual, rows, own + HALF, keep_b, stride_residual, True, BLOCK_M, HALF)
-            a, b = a + rest_a, b + rest_b
+            a, b = a + rest_a.to(tl.float32), b + rest_b.to(tl.float32)
         sums = _leave_half(Out, Gained, a, gain_a, rows, own, keep_a, stride_out, stride_gained, CARRY)
         sums += _leave_half(
             Out, Gained, b, gain_b, rows, own + HALF, keep_b, stride_out, stride_gained, CARRY

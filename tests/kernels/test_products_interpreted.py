@@ -116,6 +116,19 @@ def test_a_norm_is_carried_from_launch_to_launch(rows: int, tile: ProductTile, d
         assert_close("heads", *same_holes(ours, theirs), LIMIT[case.x.dtype])
 
 
+@pytest.mark.parametrize("warps", [1, 4])
+@pytest.mark.parametrize("parts", [1, 33, 300])
+def test_carried_squares_come_in_any_number_of_parts(parts: int, warps: int) -> None:
+    """More or fewer than are loaded before the products, which goes by the warps."""
+    case = draw(17, 96, 128, torch.float32)
+    shares = torch.rand(parts, 17, dtype=torch.float64) + 0.1
+    squares = case.x.double().square().sum(1) * shares / shares.sum(0)
+    carried = CarriedNorm(case.norm, case.x * case.norm, squares.float())
+    tile = PLAIN._replace(warps=warps)
+    found = gate_up(torch.full_like(case.x, torch.nan), case.weight, carried, eps=1e-5, tile=tile)
+    assert_close("gated", found, gate_up_oracle(case, 1e-5), LIMIT[torch.float32])
+
+
 @pytest.mark.parametrize("dtype", DTYPE)
 @pytest.mark.parametrize(("rows", "width", "scale"), [(1, 16, 1.0), (17, 144, 2.5)])
 def test_embeddings_with_their_norm(rows: int, width: int, scale: float, dtype: str) -> None:
