@@ -94,7 +94,7 @@ def test_whenever_lanes_join_the_file_is_the_same(
     ]
     steps = [sorted(row["step"] for row in rows if row["kind"] == 0) for rows in found]
     # prompts behind queued rounds join after the next ones
-    at_once = kind not in ("dense", "window", "now and then plain")
+    at_once = kind != "dense"
     assert (steps[0] == steps[1]) == at_once
     assert steps[1] != steps[3]
     # taps of plain rounds are taken in many at once, how many depends on the other lanes
