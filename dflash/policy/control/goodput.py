@@ -24,7 +24,7 @@ class Goodput(Learning):
 
     A tree counts as one branch in the tokens and as all its nodes in the time, which is taken at the nearest
     multiple of 64 tokens of context. Requests of which fewer than `after` rounds are known count with
-    `prior`; while that is so for all of them nothing changes.
+    `prior`, so that the first choice of all is the profile's.
 
     Attributes:
         weight: of the newest round in the moving average of acceptance.
@@ -81,20 +81,16 @@ class _Scheduler(Scheduler):
             state["length"][who] = state["length"][oldest]
         else:
             known = state["known"][who] >= self.control.after
-            if known.any():
-                rate = np.where(known, self._rates(who), self.control.prior)
-                state["length"][who] = self._best(rate, load, self._present(who), drafts=self._idled(who))
-                state["_requests"][who] = load.requests
+            rate = np.where(known, self._rates(who), self.control.prior)
+            state["length"][who] = self._best(rate, load, self._present(who), drafts=self._idled(who))
+            state["_requests"][who] = load.requests
         return super().ask(who, load)
 
     def passed(self, who: I64) -> None:
         """Count the steps since the last choice, and those without a draft; see `Scheduler.passed`."""
         state = self.state
         held, idle = state["held"][who].max(), state["length"][who].max() == 0
-        if held:
-            state["held"][who] = held - 1
-        elif (state["known"][who] >= self.control.after).any():
-            state["held"][who] = self._chosen(who, drafts=not idle) - 1
+        state["held"][who] = (held or self._chosen(who, drafts=not idle)) - 1
         state["idle"][who] = state["idle"][who].max() + 1 if idle else 0
         state["_ran"][who] = state["length"][who]
 
