@@ -20,7 +20,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep a developer's DFLASH_* variables from the tests, but for the cache of models."""
+    """Keep the terminal's width and a developer's DFLASH_* variables from the tests, but for the cache."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     for name in [name for name in os.environ if name.startswith("DFLASH_") and name != "DFLASH_CACHE"]:
         monkeypatch.delenv(name)
 
