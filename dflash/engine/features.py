@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from dflash.draftfile.feature_values import groups_of, value_bytes
 from dflash.engine.recorder.feature_columns import planes
 from dflash.kernels.feature_codes import Encoding, encode_features
 from dflash.policy.philox import philox4x32
+
+_Thing = TypeVar("_Thing")
 
 FINGERPRINT = 16
 PROMPT_FEATURES = 3
@@ -47,6 +49,60 @@ class Fingerprint:
         return states.float() @ self.matrix
 
 
+class PromptFeatures(NamedTuple):
+    """Columns of the row of a prompt's last token, and rows of the tokens before it."""
+
+    columns: dict[str, Any]
+    rows: Iterator[dict[str, Any]]
+
+
+class SentLines(NamedTuple):
+    """Tensors on their way to the host, in one copy.
+
+    Attributes:
+        bytes_: of all of them, those of larger numbers first, so that each starts where its numbers may.
+        kinds: dtype and shape of each, by group.
+        arrived: after the copy; None where there was nothing to wait for.
+    """
+
+    bytes_: torch.Tensor
+    kinds: list[list[tuple[torch.dtype, torch.Size]]]
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[torch.Tensor]]) -> SentLines:
+        """Send groups of tensors, behind what computes them."""
+        every = _by_size([tensor for group in groups for tensor in group], lambda tensor: tensor.dtype)
+        whole = torch.cat([tensor.contiguous().view(torch.uint8).flatten() for tensor in every])
+        kinds = [[(tensor.dtype, tensor.shape) for tensor in group] for group in groups]
+        if not whole.is_cuda:
+            return cls(whole, kinds, None)
+        host = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=True)
+        host.copy_(whole, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return cls(host, kinds, arrived)
+
+    def lines(self) -> list[list[NDArray[Any]]]:
+        """Wait for them; the groups."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        places = [(group, place) for group, kinds in enumerate(self.kinds) for place in range(len(kinds))]
+        found: list[list[Any]] = [[None] * len(kinds) for kinds in self.kinds]
+        start = 0
+        for group, place in _by_size(places, lambda at: self.kinds[at[0]][at[1]][0]):
+            dtype, shape = self.kinds[group][place]
+            end = start + shape.numel() * dtype.itemsize
+            found[group][place] = self.bytes_[start:end].view(dtype).view(shape).numpy()
+            start = end
+        return found
+
+
+def _by_size(things: Sequence[_Thing], dtype: Callable[[_Thing], torch.dtype]) -> list[_Thing]:
+    """Things in order of the size of their numbers, the largest first."""
+    return sorted(things, key=lambda thing: -dtype(thing).itemsize)
+
+
 class FeatureMode(StrEnum):
     """How much of the hidden states is kept."""
 
@@ -68,13 +124,25 @@ class Features:
 
     def of(self, states: torch.Tensor) -> dict[str, Any]:
         """Columns of a row, from `states` [tokens, taps x hidden]."""
-        return self._columns(self._kept(states))
+        return self._columns(self.sent([states]).lines()[0])
 
-    def prompt_rows(self, prompt: Sequence[int], states: torch.Tensor) -> Iterator[dict[str, Any]]:
-        """Rows of the tokens before a prompt's last one, which the prefill row has, if all is kept."""
+    def prompt(self, tokens: Sequence[int], states: torch.Tensor) -> PromptFeatures:
+        """What is kept of a prompt, from `states` [tokens, taps x hidden]."""
+        last = states if self.whole is not None else states[-1:]
+        return self.prompt_of(tokens, self.sent([last]).lines()[0])
+
+    def sent(self, prompts: Sequence[torch.Tensor]) -> SentLines:
+        """Encode the states of some tokens each, and send what is kept of them to the host."""
+        return SentLines.of([self._encoded(states) for states in prompts])
+
+    def prompt_of(self, tokens: Sequence[int], lines: Sequence[NDArray[Any]]) -> PromptFeatures:
+        """What is kept of a prompt, the lines of whose tokens have arrived, or of its last one alone."""
+        return PromptFeatures(self._columns([kept[-1:] for kept in lines]), self._prompt_rows(tokens, lines))
+
+    def _prompt_rows(self, prompt: Sequence[int], lines: Sequence[NDArray[Any]]) -> Iterator[dict[str, Any]]:
+        """Rows of the tokens before a prompt's last one, if all is kept."""
         if self.whole is None or len(prompt) < 2:
             return
-        kept = self._kept(states[: len(prompt) - 1])
         for start in range(0, len(prompt) - 1, PROMPT_ROWS):
             end = min(start + PROMPT_ROWS, len(prompt) - 1)
             yield {
@@ -82,19 +150,19 @@ class Features:
                 "round": -1,
                 "anchor_position": end - 1,
                 "anchor_token": prompt[end - 1],
-                **self._columns([lines[start:end] for lines in kept]),
+                **self._columns([kept[start:end] for kept in lines]),
             }
 
-    def _kept(self, states: torch.Tensor) -> list[NDArray[Any]]:
+    def _encoded(self, states: torch.Tensor) -> list[torch.Tensor]:
         """Fingerprints of tokens, the bytes of their values, and scales, as far as they are kept."""
         found: list[torch.Tensor | None] = [self.fingerprint.of(states)]
         if self.whole is not None:
             values, scales = encode_features(states.detach(), self.whole)
             found += values.view(torch.uint8), scales
-        return _on_host([lines for lines in found if lines is not None])
+        return [lines for lines in found if lines is not None]
 
     def _columns(self, kept: Sequence[NDArray[Any]]) -> dict[str, Any]:
-        """What `_kept` found, as columns of one row."""
+        """What `_encoded` found, as columns of one row."""
         prints, *packed = kept
         columns: dict[str, Any] = {"feature_fingerprint": prints.ravel()}
         if packed:
@@ -105,15 +173,6 @@ class Features:
         if len(packed) > 1:
             columns["feature_scale"] = packed[1].ravel()
         return columns
-
-
-def _on_host(tensors: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
-    """Tensors, in one copy from the device; what follows another starts where its numbers may."""
-    by_size = sorted(tensors, key=lambda tensor: -tensor.itemsize)
-    whole = torch.cat([tensor.contiguous().view(torch.uint8).flatten() for tensor in by_size]).cpu()
-    sizes = [tensor.nbytes for tensor in by_size]
-    parts = dict(zip(map(id, by_size), whole.split(sizes), strict=True))
-    return [parts[id(tensor)].view(tensor.dtype).view(tensor.shape).numpy() for tensor in tensors]
 
 
 def bytes_a_token(mode: FeatureMode, taps: int, hidden: int, encoding: Encoding = "bf16") -> int:

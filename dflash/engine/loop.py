@@ -9,12 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dflash.drafters.base import Anchor, Drafter, Proposal
 from dflash.engine.control import LaneControl, Result, Turn, propose_each
 from dflash.engine.dense.dense_pass import DenseRows, anchor_at, tree_rows
-from dflash.engine.features import Features
+from dflash.engine.features import Features, PromptFeatures
 from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
 from dflash.engine.lane import Lane
@@ -204,20 +203,21 @@ class Engine:
         anchor = anchor_at(lane, len(lane.trunk) - 1)
         row = self.judge.row(anchor, Proposal(), rows.logits, request.sampling)
         verify_us = (perf_counter() - started) * 1e6
+        kept = None
         if rows.taps is not None:
             self.drafter.see(index, rows.taps)
             if self.features:
-                row |= self.features.of(rows.taps[-1:])
+                kept = self.features.prompt(request.prompt_tokens, rows.taps)
         row |= {"verify_us": verify_us, "round_us": (perf_counter() - started) * 1e6}
-        self._answer(lane, row, rows.taps, sink)
+        self._answer(lane, row, kept, sink)
 
-    def _answer(self, lane: Lane, row: Row, taps: Tensor | None, sink: Sink) -> None:
+    def _answer(self, lane: Lane, row: Row, kept: PromptFeatures | None, sink: Sink) -> None:
         """Begin a lane's answer with the choice behind its prompt.
 
         Args:
             lane: which.
             row: what the target says there.
-            taps: `[prompt, taps x hidden]` of the prompt, where rows are to be made of them.
+            kept: of the prompt's hidden states.
             sink: for its rows.
         """
         request = lane.request
@@ -240,10 +240,9 @@ class Engine:
             "prompt_text": request.prompt_text,
             "request_info": request.info_json(),
         }
-        sink.row(lane, row)
-        if taps is not None and self.features:
-            for extra in self.features.prompt_rows(request.prompt_tokens, taps):
-                sink.row(lane, extra)
+        sink.row(lane, row if kept is None else row | kept.columns)
+        for extra in () if kept is None else kept.rows:
+            sink.row(lane, extra)
 
     def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """One round of every open lane: their trees share one target forward."""

@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device.refill import PromptRound, Refill
 from dflash.engine.device.round import DeviceRound
-from dflash.engine.judge import Row
+from dflash.engine.features import PromptFeatures
 from dflash.engine.lane import Lane, Truncation
 from dflash.engine.loop import Engine, Sink, begun
 from dflash.target.native import NativeTrunk
@@ -114,7 +112,7 @@ class PromptedEngine(Engine):
         self._ask(lane)
         self._clear_asked()
         for refill in self.prompts.launch(rest=True):
-            self._answer_prompts(refill, sink)
+            self._answer_prompts(self._sent(refill), sink)
         self._asked = []
         self._hold([lane])
 
@@ -134,7 +132,7 @@ class PromptedEngine(Engine):
     def _launch_prompts(self, *, rest: bool) -> None:
         self._clear_asked()
         for refill in self.prompts.launch(rest=rest):
-            self.refills.add(refill)
+            self.refills.add(self._sent(refill))
         if rest:
             self._asked = []
 
@@ -158,18 +156,28 @@ class PromptedEngine(Engine):
                 self._take_part(lane)
         else:
             rows = self.prompts.rows(refill)
-            for lane, row, taps in zip(refill.lanes, rows, refill.taps, strict=True):
-                self._give_row(lane, row, taps, sink)
+            for lane, row, kept in zip(refill.lanes, rows, self._kept(refill), strict=True):
+                self._answer(lane, row, kept, sink)
                 self._take_part(lane)
         self.prompts.forget(refill)
 
-    def _give_row(self, lane: Lane, row: Row, taps: Tensor | None, sink: Sink) -> None:
-        if taps is None or not self.features:
-            self._answer(lane, row, None, sink)
-            return
+    def _sent(self, refill: Refill) -> Refill:
+        """A forward behind which what is kept of its prompts' hidden states is sent to the host."""
+        features, taps = self.features, [each for each in refill.taps if each is not None]
+        if not features or self.quiet or not taps:
+            return refill
         with self.prompts.aside():
-            row |= self.features.of(taps[-1:])
-            self._answer(lane, row, taps, sink)
+            return refill._replace(
+                kept=features.sent(taps if features.whole else [each[-1:] for each in taps])
+            )
+
+    def _kept(self, refill: Refill) -> Sequence[PromptFeatures | None]:
+        """What is kept of the hidden states of each prompt, once it has arrived."""
+        if refill.kept is None or not self.features:
+            return [None] * len(refill.lanes)
+        lines = refill.kept.lines()
+        prompts = [lane.request.prompt_tokens for lane in refill.lanes]
+        return list(map(self.features.prompt_of, prompts, lines))
 
     def _take_part(self, lane: Lane) -> None:
         """Let the host know where a lane's trunk ends on the device, that has its first token."""

@@ -26,6 +26,7 @@ from dflash.engine.device.prompt_rows import PromptRows
 from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
 from dflash.engine.device.shared import key_bits
 from dflash.engine.device.views import Moves, RoundViews
+from dflash.engine.features import SentLines
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
 from dflash.kernels.ancestors import MAX_NODES
@@ -54,6 +55,7 @@ class Refill(NamedTuple):
         rows: that were computed since the forward before that prompts end with.
         taps: of each prompt's tokens, if they are wanted.
         behind: whether it runs behind all rounds that were queued before it.
+        kept: what goes to the host of the prompts' hidden states.
     """
 
     lanes: Sequence[Lane]
@@ -61,6 +63,7 @@ class Refill(NamedTuple):
     rows: int
     taps: Sequence[Tensor | None]
     behind: bool
+    kept: SentLines | None = None
 
 
 class _Part(NamedTuple):
