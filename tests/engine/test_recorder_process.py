@@ -153,6 +153,50 @@ def test_what_was_said_to_a_recorder_that_had_not_started_outlives_who_said_it(i
     assert list(requests_of(in_folder / "run.parquet")) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("before", [0, 1], ids=["unread", "half-read"])
+@pytest.mark.parametrize("call", ["finish", "take_kept", "begin"])
+def test_a_reply_that_is_not_waited_for_any_more_is_none_to_a_later_call(
+    in_folder, monkeypatch, call, before
+):
+    """Ctrl-C may end any wait; the journal is left, or the file is there."""
+    facts = header(Made(1, dense=True, length=3)) | {"store_topk": 16, "dense": False}
+    facts["features"] = {"mode": "fingerprint", "hidden": 4, "taps": []}
+    resume = call == "begin"
+    plan = RecorderPlan(Path("run.parquet"), facts, Part("made", 0, 1), 5.0, False, resume, True, True)
+    recorder, read, left = ProcessRecorder(plan), os.read, [before]
+
+    def broken_off(descriptor, size):
+        if descriptor == recorder._replies:
+            left[0] -= 1
+            if left[0] < 0:
+                monkeypatch.setattr(os, "read", read)
+                raise KeyboardInterrupt
+        return read(descriptor, size)
+
+    request = Request("one", [5, 6], "hi", Sampling(0.0), 0, 1)
+    calls = {
+        "begin": recorder.begin,
+        "finish": recorder.finish,
+        "take_kept": partial(recorder.take_kept, request),
+    }
+    if call != "begin":
+        recorder.begin()
+        lane = Lane.start(0, request, frozenset(), None, None)
+        recorder.opened(lane)
+        recorder.row(lane, {**prefill_row(request), "truncated_by": "length"})
+        recorder.closed(lane)
+        recorder.ended(0)
+    monkeypatch.setattr(os, "read", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        calls[call]()
+    found = recorder.leave()
+    recorder.close()
+    assert found == (Path("run.journal") if call == "take_kept" else None)
+    assert recorder._process.returncode == 0
+    assert Path("run.parquet").exists() == (call == "finish")
+    assert Path("run.journal").exists() == (call == "take_kept")
+
+
 def test_while_it_decodes_a_process_opens_no_file_and_says_each_thing_once(dflash, monkeypatch):
     """Identities, journal and file are the recorder's, or were known before."""
     monkeypatch.setattr(ProcessRecorder, "sync", lambda self: None)

@@ -75,6 +75,7 @@ class ProcessRecorder:
         self._error: Exception | None = None
         self._makers: dict[int, tuple[int, Maker]] = {}
         self._forms = Forms()
+        self._unread = bytearray()
         self.keeps = 0
 
     def begin(self) -> None:
@@ -89,7 +90,7 @@ class ProcessRecorder:
         header = json.loads(json.dumps(self._plan.header))
         self._say("open", self._plan._replace(header=header))
         if self._plan.resume:
-            (self.keeps,) = self._reply()
+            _, self.keeps = self._reply("ready")
 
     @property
     def pressure(self) -> Pressure:
@@ -132,7 +133,7 @@ class ProcessRecorder:
             request.request_id, request.order, request.prompt_tokens, request.prompt_text, request.info_json()
         )
         self._say("take", asked)
-        (found,) = self._reply()
+        _, found = self._reply("taken")
         return None if found is None else pa.ipc.open_stream(found).read_all()
 
     def sync(self) -> None:
@@ -143,16 +144,20 @@ class ProcessRecorder:
         """As `Recorder.finish`."""
         self._say("finish", run_status, lost)
         published: Published
-        published, self.totals = self._reply()
+        _, published, self.totals = self._reply("published")
         self._over = True
         return published
 
     def leave(self) -> Path | None:
-        """As `Recorder.leave`; after a death, the journal as it lies there."""
+        """As `Recorder.leave`; after a death, the journal as it lies there.
+
+        Where `finish` was broken off, the file may be there already, and no journal is.
+        """
         if not self._over:
             try:
                 self._say("leave")
-                (self._left,) = self._reply()
+                kind, *told = self._reply("left", "published")
+                self._left = told[0] if kind == "left" else None
             except (DflashError, RecorderFault, MemoryError):
                 # what broke the recording is told already
                 self._over = True
@@ -174,19 +179,19 @@ class ProcessRecorder:
         try:
             self._ring.put(*message, rows=rows)
         except ReaderGone:
-            self._fail(self._last_words())
+            self._fail(self._awaited("error"))
 
-    def _reply(self) -> tuple[Any, ...]:
+    def _reply(self, *kinds: str) -> tuple[Any, ...]:
         """What the child answers, after all that was said before."""
-        found = self._read()
+        found = self._awaited(*kinds, "error")
         if found is None or found[0] == "error":
             self._fail(found)
-        return tuple(found[1:])
+        return found
 
-    def _last_words(self) -> tuple[Any, ...] | None:
-        """The error that ended the child, behind replies that nobody waits for any more."""
+    def _awaited(self, *kinds: str) -> tuple[Any, ...] | None:
+        """The next reply of these kinds; those before it are to calls that were broken off."""
         found = self._read()
-        while found is not None and found[0] != "error":
+        while found is not None and found[0] not in kinds:
             found = self._read()
         return found
 
@@ -204,11 +209,23 @@ class ProcessRecorder:
 
     def _read(self) -> tuple[Any, ...] | None:
         """One reply; None if the child has ended."""
-        size = _exactly(self._replies, COUNT.size)
-        if size is None:
+        if not self._heard(COUNT.size):
             return None
-        text = _exactly(self._replies, COUNT.unpack(size)[0])
-        return None if text is None else loads(text)
+        (size,) = COUNT.unpack_from(self._unread)
+        if not self._heard(COUNT.size + size):
+            return None
+        text = bytes(self._unread[COUNT.size : COUNT.size + size])
+        del self._unread[: COUNT.size + size]
+        return loads(text)
+
+    def _heard(self, size: int) -> bool:
+        """Read until there are so many bytes of a reply; what is broken off goes on with the next call."""
+        while len(self._unread) < size:
+            more = os.read(self._replies, size - len(self._unread))
+            if not more:
+                return False
+            self._unread += more
+        return True
 
 
 @contextmanager
@@ -242,14 +259,4 @@ def _rebuilt(module: str, name: str, told: str) -> Exception:
         kind = getattr(kind, part)
     found: Exception = kind.__new__(kind)
     Exception.__init__(found, told)
-    return found
-
-
-def _exactly(descriptor: int, size: int) -> bytes | None:
-    found = b""
-    while len(found) < size:
-        more = os.read(descriptor, size - len(found))
-        if not more:
-            return None
-        found += more
     return found

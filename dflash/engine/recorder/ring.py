@@ -103,6 +103,9 @@ class RingWriter:
         Raises:
             ReaderGone: The other process has ended.
         """
+        # not afterwards, when a reader may have ended because of this very message
+        if len(self._ends) % LEARN_EVERY == LEARN_EVERY - 1:
+            self._learn()
         largest, size = self.capacity // 4, sum(map(len, message))
         if size <= largest:
             self._put(message, size, False)
@@ -113,8 +116,6 @@ class RingWriter:
                 self._put((piece,), len(piece), start + largest < size)
         self._ends.append((self._head, rows))
         self._rows += rows
-        if len(self._ends) % LEARN_EVERY == 0:
-            self._learn()
 
     def close(self) -> None:
         """Tell the other end that no more will come."""
