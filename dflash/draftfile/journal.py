@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +30,7 @@ from dflash.draftfile.publish import sync_folder, writing
 SYNC_SECONDS = 5.0
 # a batch of a usual request goes to the system in one piece
 BUFFER = 1 << 20
-REQUEST, CHECK = b"request_id", b"crc32"
+REQUEST, REQUESTS, CHECK = b"request_id", b"request_ids", b"crc32"
 
 
 def journal_path(output: Path | str) -> Path:
@@ -118,18 +119,26 @@ class Journal:
             SchemaRefused: Other columns than `arrow_schema(features)`; a journal keeps no user columns.
             WriteFailed: The disk is full, or refuses otherwise.
         """
-        if not table.schema.equals(self._schema):
-            odd = sorted(set(table.schema.names) ^ set(self._schema.names)) or ["types"]
-            raise SchemaRefused(f"other columns for the journal ({', '.join(odd)})")
-        for batch in table.combine_chunks().to_batches():
-            if batch.num_rows:
-                self._write(batch, batch.serialize(), request_id)
-        self._sync_if_due()
+        self._append(REQUEST, request_id.encode(), table)
+
+    def append_all(self, table: pa.Table) -> None:
+        """Adds rows of several open requests, as their `request_id` says, in one batch: it takes less time.
+
+        Raises:
+            SchemaRefused, WriteFailed: As `append`.
+        """
+        self._append(REQUESTS, b"", table)
 
     def close_request(self, request_id: str) -> None:
         """Marks a request as complete: a batch without rows."""
-        self._write(self._closing, self._closing_text, request_id)
+        self._write(self._closing, self._closing_text, REQUEST, request_id.encode())
         self._sync_if_due()
+
+    def close_requests(self, request_ids: Sequence[str]) -> None:
+        """Marks requests as complete, in one batch."""
+        if request_ids:
+            self._write(self._closing, self._closing_text, REQUESTS, json.dumps(request_ids).encode())
+            self._sync_if_due()
 
     @property
     def due(self) -> bool:
@@ -178,9 +187,17 @@ class Journal:
         self.close()
         self.path.unlink(missing_ok=True)
 
-    def _write(self, batch: pa.RecordBatch, text: pa.Buffer, request_id: str) -> None:
-        name = request_id.encode()
-        notes = {REQUEST: name, CHECK: batch_check(name, text)}
+    def _append(self, kind: bytes, name: bytes, table: pa.Table) -> None:
+        if not table.schema.equals(self._schema):
+            odd = sorted(set(table.schema.names) ^ set(self._schema.names)) or ["types"]
+            raise SchemaRefused(f"other columns for the journal ({', '.join(odd)})")
+        for batch in table.combine_chunks().to_batches():
+            if batch.num_rows:
+                self._write(batch, batch.serialize(), kind, name)
+        self._sync_if_due()
+
+    def _write(self, batch: pa.RecordBatch, text: pa.Buffer, kind: bytes, name: bytes) -> None:
+        notes = {kind: name, CHECK: batch_check(name, text)}
         if self._broken:
             raise WriteFailed(self.path, "an earlier write failed, and nothing after it could be read back")
         self._dirty, self._broken = True, True
@@ -196,7 +213,7 @@ class Journal:
 
 
 def batch_check(name: bytes, text: pa.Buffer) -> bytes:
-    """CRC-32 of a serialised batch and its request: the stream format has no checksums of its own."""
+    """CRC-32 of a batch and what is said of its requests: the stream format has no checksums of its own."""
     return f"{zlib.crc32(text, zlib.crc32(name)):08x}".encode()
 
 

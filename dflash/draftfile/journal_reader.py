@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +23,9 @@ from dflash.draftfile.errors import (
 )
 from dflash.draftfile.footer import Pairs
 from dflash.draftfile.header import Header
-from dflash.draftfile.journal import CHECK, REQUEST, batch_check
+from dflash.draftfile.journal import CHECK, REQUEST, REQUESTS, batch_check
 from dflash.draftfile.metadata import seal
-from dflash.draftfile.requests import RANK
+from dflash.draftfile.requests import RANK, request_starts
 
 
 class Entry(NamedTuple):
@@ -90,7 +91,7 @@ class JournalReader:
                 if found is None:
                     break
                 good = file.tell()
-                yield found
+                yield from found
             self.torn_bytes = file.size() - max(good, _end_of_stream(file, good))
 
 
@@ -136,16 +137,29 @@ def read_journal(path: Path | str) -> JournalContents:
     return JournalContents(reader.header, closed, still, reader.torn_bytes)
 
 
-def _next(stream: pa.ipc.RecordBatchStreamReader) -> tuple[str, pa.RecordBatch] | None:
-    """The next whole batch, or None at the end or at the first damage."""
+def _next(stream: pa.ipc.RecordBatchStreamReader) -> list[tuple[str, pa.RecordBatch]] | None:
+    """Each request's part of the next whole batch, or None at the end or at the first damage."""
     try:
         batch, notes = stream.read_next_batch_with_custom_metadata()
         batch.validate(full=True)
-        if notes is None or notes[CHECK] != batch_check(notes[REQUEST], batch.serialize()):
+        if notes is None:
             return None
-        return notes[REQUEST].decode(), batch
-    except (StopIteration, OSError, KeyError, UnicodeDecodeError, pa.ArrowException):
+        kind = REQUEST if REQUEST in notes else REQUESTS
+        if notes[CHECK] != batch_check(notes[kind], batch.serialize()):
+            return None
+        return [(notes[REQUEST].decode(), batch)] if kind == REQUEST else _apart(batch, notes[REQUESTS])
+    except (StopIteration, OSError, KeyError, ValueError, pa.ArrowException):
         return None
+
+
+def _apart(batch: pa.RecordBatch, closed: bytes) -> list[tuple[str, pa.RecordBatch]]:
+    """A batch of several requests as one of each; without rows it closes those that are named."""
+    if not batch.num_rows:
+        return [(name, batch) for name in json.loads(closed)]
+    starts = [*request_starts(pa.Table.from_batches([batch])).tolist(), batch.num_rows]
+    # copies, as rows of an open request would hold those of others
+    parts = [batch.take(pa.array(range(*ends))) for ends in zip(starts, starts[1:], strict=False)]
+    return [(part["request_id"][0].as_py(), part) for part in parts]
 
 
 def _end_of_stream(file: pa.OSFile, good: int) -> int:

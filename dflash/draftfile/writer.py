@@ -109,7 +109,8 @@ class DraftFileWriter:
         self._features = self.header.features["mode"] != "none"
         self._group_limits = np.array([row_group_rows, row_group_bytes])
         self._buffered = np.zeros(2, np.int64)
-        self._measured = self._exact = 0
+        self._measured = 0
+        self._estimated: list[pa.Table] = []
         self._level = compression_level
         self._digest, self._summary = TableDigest(), Summary()
         self._buffer: list[pa.Table] = []
@@ -141,12 +142,13 @@ class DraftFileWriter:
         """Where the file will appear."""
         return self._publication.path
 
-    def write_request(self, table: pa.Table) -> None:
+    def write_request(self, table: pa.Table, size: int | None = None) -> None:
         """Adds all rows of one request; they are checked when their row group closes.
 
         Args:
             table: `arrow_schema(features)`, where `features` is the header's mode not being `none`, and
                 user columns `x_*`; every request has the same columns.
+            size: About the bytes that it takes, where they are known; to find them out takes longer.
 
         Raises:
             SchemaRefused: Columns or types differ from the format's or from the first request's.
@@ -157,7 +159,11 @@ class DraftFileWriter:
         if not table.schema.equals(schema):
             table = pa.Table.from_arrays(table.columns, schema=schema)
         self._buffer.append(table)
-        self._buffered += np.array([table.num_rows, _size(table)])
+        if size is None:
+            self._estimated.append(table)
+        else:
+            self._measured += size
+        self._buffered += np.array([table.num_rows, _size(table) if size is None else size])
         if self._is_full():
             self._flush()
 
@@ -165,8 +171,8 @@ class DraftFileWriter:
         """Whether the row group closes here; exact sizes take longer, and are taken where they decide."""
         rows, size = self._group_limits.tolist()
         if self._buffered[0] < rows and self._buffered[1] >= size:
-            self._measured += sum(table.nbytes for table in self._buffer[self._exact :])
-            self._exact = len(self._buffer)
+            self._measured += sum(table.nbytes for table in self._estimated)
+            self._estimated.clear()
             self._buffered[1] = self._measured
         return bool((self._buffered >= self._group_limits).any())
 
@@ -247,7 +253,8 @@ class DraftFileWriter:
         group = pa.concat_tables(self._buffer).combine_chunks()
         group = pa.Table.from_arrays(group.columns, schema=schema)
         self._buffer, self._buffered = [], np.zeros(2, np.int64)
-        self._measured = self._exact = 0
+        self._measured = 0
+        self._estimated.clear()
         place = Place(self.path, self._groups)
         check_rows(group, self._limits, place)
         self._requests |= check_requests(group, self._requests, place)

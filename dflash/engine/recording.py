@@ -8,7 +8,7 @@ from typing import Any
 from dflash.draftfile.writer import Published
 from dflash.engine.pace import Verdict
 from dflash.engine.prompts.errors import PromptError
-from dflash.engine.recorder.recorder import Totals
+from dflash.engine.recorder.totals import Totals
 
 
 @dataclass(slots=True)

@@ -42,6 +42,52 @@ def keep(path: Path, parts: list[pa.Table], closed: int, **options: object) -> l
     return sizes
 
 
+def keep_together(path: Path, parts: list[pa.Table], closed: int) -> list[int]:
+    """As `keep`, with two rows of every request in a batch; returns the size after every batch."""
+    sizes = []
+    with Journal(path, header(), run_id="run") as journal:
+        for row in range(0, max(table.num_rows for table in parts), 2):
+            journal.append_all(pa.concat_tables([table.slice(row, 2) for table in parts]))
+            sizes.append(path.stat().st_size)
+        journal.close_requests([f"request-{number}" for number in range(closed)])
+    return sizes
+
+
+@ANY_FOLDER
+@given(st.integers(0, 99), st.integers(1, 3), st.integers(0, 3))
+def test_rows_of_many_requests_come_back(tmp_path: Path, seed: int, requests: int, closed: int) -> None:
+    path = tmp_path / "run.journal"
+    path.unlink(missing_ok=True)
+    parts = tables(seed, requests, dense=1)
+    keep_together(path, parts, min(closed, requests))
+    found = read_journal(path)
+    assert (len(found.closed), found.torn_bytes) == (min(closed, requests), 0)
+    every = found.closed | found.open
+    assert [every[f"request-{number}"].to_pylist() for number in range(requests)] == [
+        table.to_pylist() for table in parts
+    ]
+
+
+@pytest.mark.parametrize("step", [997, 1009])
+def test_damage_costs_no_batch_before_it(tmp_path: Path, step: int) -> None:
+    """Torn or flipped: of what comes after, nothing is believed."""
+    path, parts = tmp_path / "run.journal", tables(1, 3)
+    sizes = keep_together(path, parts, 2)
+    data = path.read_bytes()
+    for place in range(sizes[0], len(data) - 8, step):
+        flipped = bytes([data[place] ^ 1 << (place % 8)])
+        for broken in (data[:place], data[:place] + flipped + data[place + 1 :]):
+            path.write_bytes(broken)
+            found = read_journal(path)
+            whole = 2 * sum(size <= place for size in sizes)
+            for number, table in enumerate(parts):
+                rows = (found.closed | found.open)[f"request-{number}"]
+                assert rows.to_pylist() == table.slice(0, rows.num_rows).to_pylist()
+                least = min(whole, table.num_rows)
+                # a flip may lie in what pads
+                assert rows.num_rows == least or (len(broken) == len(data) and rows.num_rows > least)
+
+
 @ANY_FOLDER
 @given(st.integers(0, 99), st.integers(1, 3), st.integers(0, 3))
 def test_everything_comes_back(tmp_path: Path, seed: int, requests: int, closed: int) -> None:

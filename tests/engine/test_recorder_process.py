@@ -312,7 +312,11 @@ def kill(recorder):
     recorder._process.wait()
 
 
-SMALL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+# a request at a time, the first of which fits
+SMALL_DISK = (
+    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+    "import dflash.engine.recorder.child as c; c.PATIENCE = 0.0; "
+)
 FAULT = "import dflash.engine.recorder.recorder as r; r.Recorder.closed = lambda self, lane: 1 / 0; "
 ENDS = {
     "interrupted": (interrupt, None, 130, "interrupted"),

@@ -233,6 +233,14 @@ class Numbered:
         return {"step": np.concatenate(parts)[order]}
 
 
+def of_each(taken):
+    """Requests and their rows."""
+    if taken is not None:
+        ends = [*taken.starts[1:], taken.table.num_rows]
+        for owner, start, end in zip(taken.owners, taken.starts, ends, strict=True):
+            yield owner, taken.table.slice(start, end - start)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_wait_in_order_until_their_request_is_asked_for(seed):
     """However they came: made, or unmade by several makers."""
@@ -254,12 +262,12 @@ def test_rows_wait_in_order_until_their_request_is_asked_for(seed):
             pending.unmade(owners, Unmade(owners, maker, numbers, 10, datetime.now(UTC)))
         if rng.random() < 0.2:
             asked = set(rng.integers(0, 6, 2).tolist())
-            for owner, table in pending.tables(asked):
+            for owner, table in of_each(pending.taken(asked)):
                 assert owner in asked
                 assert isinstance(table, pa.Table)
                 found[owner] += table["step"].to_pylist()
         assert pending.rows == sum(map(len, came.values())) - sum(map(len, found.values()))
-    for owner, table in pending.tables(range(6)):
+    for owner, table in of_each(pending.taken(range(6))):
         found[owner] += table["step"].to_pylist()
     assert found == came
     assert (pending.rows, pending.bytes) == (0, 0)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,19 @@ from dflash.engine.recorder.unmade import Row, Unmade
 Ints = NDArray[np.int64]
 
 EPOCH, MICROSECOND = datetime.fromtimestamp(0, UTC), timedelta(microseconds=1)
+
+
+class Taken(NamedTuple):
+    """Rows of requests, those of each together and in order.
+
+    Attributes:
+        owners: Number of each request.
+        starts: `[requests]` where its rows begin.
+    """
+
+    table: pa.Table
+    owners: list[int]
+    starts: Ints
 
 
 class _Rows(NamedTuple):
@@ -44,7 +56,7 @@ class _Part(NamedTuple):
 
 
 class Pending:
-    """Takes rows one by one or unmade, and gives tables of requests, which are known here by numbers.
+    """Takes rows one by one or unmade, and gives a table of requests, which are known here by numbers.
 
     Attributes:
         rows: How many wait.
@@ -70,8 +82,8 @@ class Pending:
         self.rows += len(owners)
         self.bytes += rows.size
 
-    def tables(self, owners: Collection[int]) -> Iterator[tuple[int, pa.Table]]:
-        """All that was taken of these requests, a table each; it waits no more.
+    def taken(self, owners: Collection[int]) -> Taken | None:
+        """All that was taken of these requests, which waits no more; None if nothing was.
 
         Raises:
             DraftFileError: A row is none of the format.
@@ -79,9 +91,7 @@ class Pending:
         sources = [self._of_parts(parts, owners) for parts in self._parts.values()]
         sources = [source for source in (*sources, self._of_made(owners)) if len(source.owners)]
         self._forget()
-        if not sources:
-            return
-        yield from _by_owner(sources)
+        return _by_owner(sources) if sources else None
 
     def _forget(self) -> None:
         """Let go of parts none of whose rows wait."""
@@ -122,42 +132,14 @@ class Pending:
         return found
 
 
-def _by_owner(sources: Sequence[_Rows]) -> Iterator[tuple[int, pa.Table]]:
-    """Each request's rows in the order in which they came, as they lie in the sources."""
+def _by_owner(sources: Sequence[_Rows]) -> Taken:
+    """Each request's rows in the order in which they came."""
     owners = np.concatenate([source.owners for source in sources])
-    arrivals = np.concatenate([source.arrivals for source in sources])
-    counts = [len(source.owners) for source in sources]
-    places = np.array(
-        [np.repeat(np.arange(len(counts)), counts), np.concatenate(list(map(np.arange, counts)))]
-    )
-    order = np.lexsort((arrivals, owners))
-    owners, (source, row) = owners[order], places[:, order]
-    breaks = (np.diff(owners) != 0) | (np.diff(source) != 0) | (np.diff(row) != 1)
-    starts = np.flatnonzero(np.concatenate([[True], breaks]))
-    sizes = np.diff([*starts, len(order)])
-    runs = np.array([owners[starts], source[starts], row[starts], sizes]).T.tolist()
-    for owner, mine in groupby(runs, key=lambda run: run[0]):
-        pieces = [sources[source].table.slice(first, size) for _, source, first, size in mine]
-        yield owner, pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
-
-
-def ended(table: pa.Table) -> pa.Table:
-    """The rows of a request: if nothing cut the last decided one, the request was interrupted after it."""
-    reasons = table["truncated_by"]
-    places = range(table.num_rows - 1, -1, -1)
-    last = next((place for place in places if reasons[place].is_valid), None)
-    if last is None or reasons[last].as_py() != "none":
-        return table
-    texts = reasons.to_pylist()
-    texts[last] = "interrupted"
-    return _with(table, "truncated_by", pa.array(texts, pa.string()))
-
-
-def named(table: pa.Table, request_id: str) -> pa.Table:
-    """The rows, as those of a request."""
-    return _with(table, "request_id", pa.repeat(request_id, table.num_rows))
-
-
-def _with(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
-    position = table.schema.get_field_index(name)
-    return table.set_column(position, table.schema.field(position), column)
+    table = pa.concat_tables([source.table for source in sources])
+    if len(sources) > 1:
+        arrivals = np.concatenate([source.arrivals for source in sources])
+        # sorts are stable, and the rows of a source lie in order
+        order = np.lexsort((arrivals, owners))
+        owners, table = owners[order], table.take(pa.array(order))
+    starts = np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]]))
+    return Taken(table.combine_chunks(), owners[starts].tolist(), starts)

@@ -22,8 +22,9 @@ from dflash.draftfile.writer import Published
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
 from dflash.engine.output import RecorderPlan
-from dflash.engine.recorder.recorder import Pressure, Totals
+from dflash.engine.recorder.recorder import Pressure
 from dflash.engine.recorder.ring import COUNT, ReaderGone, RingWriter
+from dflash.engine.recorder.totals import Totals
 from dflash.engine.recorder.unmade import Maker, Unmade
 from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loads, packed_row
 from dflash.engine.request import Request

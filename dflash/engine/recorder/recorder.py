@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.journal import Journal
+from dflash.draftfile.recover import mark_interrupted
 from dflash.draftfile.resume import Kept, free_name, renamed, request_key
-from dflash.draftfile.summary import Kind
 from dflash.draftfile.writer import DraftFileWriter, Published
-from dflash.engine.recorder.pending import Pending, ended, named
+from dflash.engine.recorder.pending import Pending, Taken
+from dflash.engine.recorder.relabel import interrupted, named
+from dflash.engine.recorder.totals import Counted, Totals, counted
 from dflash.engine.recorder.unmade import Unmade
 
 if TYPE_CHECKING:
@@ -38,69 +39,45 @@ MOST_BYTES = 16 << 20
 
 @dataclass(slots=True)
 class _Open:
-    """A request being recorded; its first `journaled` rows are in the journal, which may rename it."""
+    """A request being recorded, which the journal may rename.
+
+    Attributes:
+        tables, size: Its rows so far, all of which are in the journal, and what they take.
+    """
 
     request_id: str
     journal_name: str
     order: int
     tables: list[pa.Table] = field(default_factory=list)
-    journaled: int = 0
-    dense: bool = False
-
-    def add(self, table: pa.Table) -> None:
-        """Take more rows, which are some of a larger table's."""
-        dense = table["kind"][-1].as_py() == Kind.DENSE
-        if dense and not self.dense:
-            # what was decided before ends here
-            table = ended(table)
-        self.dense = dense
-        self.tables.append(named(table, self.request_id))
-
-    def table(self) -> pa.Table:
-        """All rows so far, in one piece."""
-        if len(self.tables) > 1:
-            self.tables = [pa.concat_tables(self.tables).combine_chunks()]
-        return self.tables[0]
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over the run, for the closing line.
-
-    Attributes:
-        kept, kept_tokens: What of it came from an earlier recording.
-        unasked: Kept requests that the prompts did not ask for.
-    """
-
-    requests: int = 0
-    rounds: int = 0
-    accepted: int = 0
-    emitted: int = 0
-    finish: dict[str, int] = field(default_factory=dict)
-    kept: int = 0
-    kept_tokens: int = 0
-    unasked: int = 0
+    size: int = 0
+    counted: Counted = Counted()
 
     @property
-    def tau(self) -> float | None:
-        """Accepted nodes + 1 per live round; None without rounds."""
-        return None if self.rounds == 0 else (self.accepted + self.rounds) / self.rounds
+    def journaled(self) -> int:
+        """Rows that are in the journal."""
+        return sum(table.num_rows for table in self.tables)
 
-    def add(self, table: pa.Table, *, kept: bool = False) -> None:
-        """Count one request, `kept` if it was recorded earlier."""
-        kind = table["kind"].to_numpy()
-        live = kind == Kind.LIVE
-        accepted = pc.list_value_length(table["accepted_nodes"]).to_numpy()
-        decided = np.flatnonzero(live | (kind == Kind.PREFILL))
-        emitted = int(table["emitted"].to_numpy()[decided].sum())
-        self.requests += 1
-        self.rounds += int(live.sum())
-        self.accepted += int(accepted[live].sum())
-        self.emitted += emitted
-        self.kept += kept
-        self.kept_tokens += emitted if kept else 0
-        reason = table["truncated_by"][decided[-1]].as_py()
-        self.finish[reason] = self.finish.get(reason, 0) + 1
+    def take(self, table: pa.Table, size: float, counted: Counted) -> None:
+        """Take more rows."""
+        self.tables.append(table)
+        self.size += int(size)
+        self.counted = self.counted.then(counted)
+
+    def whole(self) -> pa.Table:
+        """All rows; if nothing cut the last decided one, the request was interrupted after it."""
+        table = pa.concat_tables(self.tables)
+        if self.counted.reason == "none":
+            # the journal has it otherwise
+            table = mark_interrupted(table)
+            self.counted = self.counted._replace(reason="interrupted")
+        return table
+
+
+class _Whole(NamedTuple):
+    """All rows of a request that has ended, and what they take; None where that was not counted."""
+
+    table: pa.Table
+    size: int | None = None
 
 
 class Pressure(NamedTuple):
@@ -120,7 +97,8 @@ class Pressure(NamedTuple):
 class Recorder:
     """A sink of the engine that writes a draft file, and its journal until the file is there.
 
-    Rounds go to the journal a table a request at a time, when a sync is due or the request closes.
+    Rounds go to the journal when a sync is due, when their request closes, or when too many wait: those of
+    many requests at once.
 
     Args:
         patience: Seconds for which a closed request may wait for others, as many take less time at once.
@@ -151,7 +129,7 @@ class Recorder:
         self._overdue = inf
         self._numbers: dict[int, int] = {}
         self._opened = 0
-        self._waiting: dict[int, list[pa.Table]] = {}
+        self._waiting: dict[int, list[_Whole]] = {}
         self._ended: set[int] = set()
         self._names: set[str] = set()
         self._journal_names = set(kept.names)
@@ -220,22 +198,41 @@ class Recorder:
         return max(0.0, self._overdue - monotonic())
 
     def _settle(self, numbers: Collection[int]) -> None:
-        """Make tables of what was taken of these requests, and queue those that have ended."""
-        for number, table in self._pending.tables(numbers):
-            (self._open.get(number) or self._closed[number]).add(table)
-        for number in list(self._closed):
-            self._queue(self._closed.pop(number))
+        """Journal what was taken of these requests, and queue those that have ended."""
+        taken = self._pending.taken(numbers)
+        if taken is not None:
+            self._take(taken)
+        closed = [request for request in self._closed.values() if request.tables]
+        self._closed.clear()
+        self.journal.close_requests([request.journal_name for request in closed])
+        for request in closed:
+            self._waiting.setdefault(request.order, []).append(_Whole(request.whole(), request.size))
+            self.totals.add(request.counted)
         self._overdue = inf
         self._write_ended()
 
-    def _queue(self, request: _Open) -> None:
-        if not request.tables:
-            return
-        table = ended(request.table())
-        self.totals.add(table)
-        self._waiting.setdefault(request.order, []).append(table)
-        self._append(request, table.slice(request.journaled))
-        self.journal.close_request(request.journal_name)
+    def _take(self, taken: Taken) -> None:
+        """Journal rows, and give them to their requests."""
+        count = taken.table.num_rows
+        found = counted(taken.table, taken.starts)
+        requests = [self._open.get(number) or self._closed[number] for number in taken.owners]
+        over = [self._is_over(*each) for each in zip(taken.owners, requests, found, strict=True)]
+        table = interrupted(taken.table, [each.last for each, cut in zip(found, over, strict=True) if cut])
+        ends = np.append(taken.starts[1:], count)
+        rows = ends - taken.starts
+        self.journal.append_all(named(table, [request.journal_name for request in requests], rows))
+        table = named(table, [request.request_id for request in requests], rows)
+        size = table.nbytes / count
+        for request, each, cut, start, many in zip(
+            requests, found, over, taken.starts.tolist(), rows.tolist(), strict=True
+        ):
+            each = each._replace(reason="interrupted") if cut else each
+            request.take(table.slice(start, many), size * many, each)
+
+    def _is_over(self, number: int, request: _Open, more: Counted) -> bool:
+        """Whether the last decision among more rows of a request is its last one, though nothing cut it."""
+        dense = more.ends_dense and not request.counted.ends_dense
+        return more.reason == "none" and (number in self._closed or dense)
 
     def _write_ended(self) -> None:
         while self._next in self._ended and not self._closed:
@@ -250,18 +247,13 @@ class Recorder:
         if found is None:
             return None
         table = renamed(found, request.request_id)
-        self.totals.add(table, kept=True)
-        self._waiting.setdefault(request.order, []).append(table)
+        self.totals.keep(table)
+        self._waiting.setdefault(request.order, []).append(_Whole(table))
         return table
 
     def sync(self) -> None:
         """Make everything so far survive a power cut, the rounds of open requests included."""
         self._settle(self._open.keys() | self._closed.keys())
-        for request in self._open.values():
-            if request.tables:
-                table = request.table()
-                self._append(request, table.slice(request.journaled))
-                request.journaled = table.num_rows
         self.journal.sync()
 
     def finish(self, run_status: Any = "finished", lost: dict[str, Any] | None = None) -> Published:
@@ -284,20 +276,16 @@ class Recorder:
         self.journal.delete()
         return None
 
-    def _append(self, request: _Open, table: pa.Table) -> None:
-        if table.num_rows:
-            self.journal.append(request.journal_name, renamed(table, request.journal_name))
-
     def _write(self, order: int) -> None:
-        for table in self._waiting.pop(order, ()):
+        for table, size in self._waiting.pop(order, ()):
             self._names.add(table["request_id"][0].as_py())
-            self.writer.write_request(table)
+            self.writer.write_request(table, size)
 
     def _write_rest(self) -> None:
         """Kept requests that were not asked for again stay, at the end; a name that is taken gets a plus."""
         for table in self.kept.rest():
             name = free_name(table["request_id"][0].as_py(), self._names)
             self._names.add(name)
-            self.totals.add(table, kept=True)
+            self.totals.keep(table)
             self.totals.unasked += 1
             self.writer.write_request(renamed(table, name))
