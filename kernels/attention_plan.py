@@ -113,7 +113,7 @@ TILES: dict[tuple[int, int, Regime], Tile] = {
     (128, 64, "exact"): Tile(64, 64, 4, 4, 132, 128, False, 1, 16, True, 256, 1, True),
     (128, 64, "exact full"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (128, 128, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, True, 64, 1),
-    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 128, 1, True),
+    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 128, 1, False, 160),
     (128, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "exact"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),

@@ -60,10 +60,10 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("qkv", 32, "small"): ProductTile(8, 64, 2, 9, 1, False, 1024, False),
     ("qkv", 64, "small"): ProductTile(8, 64, 4, 9, 1, False, 512, False),
     ("qkv", 16, "medium"): ProductTile(16, 64, 2, 5, 132, False, 1024, False, 2),
-    ("qkv", 32, "medium"): ProductTile(8, 256, 2, 4, 132, False, 512, True),
+    ("qkv", 32, "medium"): ProductTile(8, 256, 2, 5, 132, False, 512, True),
     ("qkv", 64, "medium"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
     ("qkv", 16, "large"): ProductTile(16, 128, 2, 5, 132, False, 1024, False),
-    ("qkv", 32, "large"): ProductTile(64, 64, 4, 6, 132, True, 512, True),
+    ("qkv", 32, "large"): ProductTile(64, 64, 4, 6, 132, True, 256, True),
     ("qkv", 64, "large"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
     ("gate-up", 16, "small"): ProductTile(16, 64, 2, 6, 1, True, 2048, False, 2),
     ("gate-up", 32, "small"): ProductTile(16, 64, 4, 9, 1, True, 2048, False),
@@ -81,17 +81,26 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("rows", 32, "deep"): ProductTile(8, 64, 4, 3, 1, False, 512, False, 4),
     ("rows", 64, "deep"): ProductTile(8, 256, 4, 3, 1, False, 512, False),
     ("rows", 16, "medium"): ProductTile(8, 64, 2, 9, 132, False, 512, False),
-    ("rows", 32, "medium"): ProductTile(16, 128, 2, 5, 264, False, 512, True, bulk=True),
+    ("rows", 32, "medium"): ProductTile(16, 128, 2, 5, 264, False, 256, True, bulk=True),
     ("rows", 64, "medium"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
     ("rows", 16, "long"): ProductTile(32, 128, 4, 5, 132, False, 512, False),
-    ("rows", 32, "long"): ProductTile(64, 128, 8, 3, 132, True, 512, True),
+    ("rows", 32, "long"): ProductTile(64, 128, 8, 3, 132, True, 256, True),
     ("rows", 64, "long"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
-    ("rows", 16, "large"): ProductTile(16, 128, 2, 5, 396, False, 256, True, bulk=True),
-    ("rows", 32, "large"): ProductTile(16, 128, 2, 5, 396, False, 256, True, bulk=True),
+    ("rows", 16, "large"): ProductTile(64, 128, 8, 3, 132, True, 256, True),
+    ("rows", 32, "large"): ProductTile(64, 128, 8, 3, 132, True, 256, True),
     ("rows", 64, "large"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
     ("rows", 16, "wide"): ProductTile(64, 64, 4, 9, 132, True, 512, True),
     ("rows", 32, "wide"): ProductTile(64, 64, 4, 9, 132, True, 512, True),
     ("rows", 64, "wide"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
+}
+
+# so many rows that a program may take wide tiles, of prompts, of many lanes and of dense rows; 512 were swept
+MANY_ROWS = 256
+MANY: dict[tuple[Product, Size], ProductTile] = {
+    ("qkv", "small"): ProductTile(32, 64, 4, 5, 1, False, 512, False),
+    ("gate-up", "small"): ProductTile(64, 64, 4, 4, 1, True, 512, False),
+    ("rows", "small"): ProductTile(32, 64, 4, 5, 1, False, 512, False),
+    ("rows", "deep"): ProductTile(32, 64, 4, 5, 1, False, 512, False),
 }
 
 # where a norm of heads keeps each head in one program; half of them at least, as heads are
@@ -140,7 +149,7 @@ def product_plan(
         group: pairs that no tile may cross, as those of a head; 0 for none.
     """
     block_m = block_of(rows, mode)
-    tile = tile or TILES[product, block_m, size_of(product, 2 * pairs, depth)]
+    tile = tile or _tile(product, rows, block_m, size_of(product, 2 * pairs, depth), mode)
     row_tiles = -(-rows // block_m)
     column_tiles = pairs // group * -(-group // tile.half) if group else -(-pairs // tile.half)
     busy = column_tiles * (1 if mode == "replay-exact" else row_tiles)
@@ -149,3 +158,9 @@ def product_plan(
     blocks = -(-depth // (max(wanted, 1) * turn))
     splits = -(-depth // (blocks * turn))
     return ProductPlan(tile, block_m, row_tiles, column_tiles, splits, blocks)
+
+
+def _tile(product: Product, rows: int, block_m: int, size: Size, mode: Mode) -> ProductTile:
+    """The table's configuration."""
+    many = MANY.get((product, size)) if mode == "fast" and rows >= MANY_ROWS else None
+    return many or TILES[product, block_m, size]

@@ -9,7 +9,7 @@ import torch
 
 from dflash.kernels.embed_rows import embed_rows
 from dflash.kernels.gate_up import gate_up
-from dflash.kernels.product_plan import TILES, ProductTile
+from dflash.kernels.product_plan import MANY, MANY_ROWS, TILES, ProductTile
 from dflash.kernels.product_scratch import product_scratch
 from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_rope
 from dflash.kernels.row_norm import CarriedNorm
@@ -194,10 +194,13 @@ def test_rows_without_queries_are_appended_only() -> None:
         assert_close("append", *same_holes(ours, theirs), 1e-6)
 
 
-@pytest.mark.parametrize("key", sorted(TILES), ids=lambda key: " ".join(map(str, key)))
+PRODUCTION = TILES | {(product, MANY_ROWS, size): tile for (product, size), tile in MANY.items()}
+
+
+@pytest.mark.parametrize("key", sorted(PRODUCTION), ids=lambda key: " ".join(map(str, key)))
 def test_every_production_tile(key: tuple[str, int, str]) -> None:
     product, rows, _ = key
-    tile = TILES[key]
+    tile = PRODUCTION[key]
     if product == "qkv":
         case = draw_heads(rows, 1, 1, 64, 272, torch.float16)
         expected = heads_oracle(case, 1e-5, 1e-4, norm=True, bias=False, head_norms=True)
