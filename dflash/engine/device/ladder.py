@@ -28,7 +28,7 @@ from dflash.target.native import NativeTrunk
 from dflash.target.native_layers import KeyValue
 
 # plain rounds between two times that a drafter's contexts are brought up to the trunks' ends
-RING = 128
+RING = 256
 
 
 class Rung(NamedTuple):

@@ -42,7 +42,7 @@ class Goodput(Learning):
     gain: float = field(default=0.03, metadata={"type": Number(0.0)})
     shortest: int = field(default=1, metadata={"type": Whole(0)})
     every: int = field(default=16, metadata={"type": Whole(1)})
-    again: int = field(default=64, metadata={"type": Whole(0)})
+    again: int = field(default=128, metadata={"type": Whole(0)})
     rarely: int = field(default=1024, metadata={"type": Whole(1)})
     trial: int = field(default=64, metadata={"type": Whole(1)})
 
