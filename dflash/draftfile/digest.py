@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from dflash.draftfile.columns import COLUMN
 
 Bytes = npt.NDArray[np.uint8]
 
-# bytes a row from which on rows are joined one by one
-_LONG = 256
+# up to so many elements a row, equal rows take less time as a whole
+_FEW = 16
 
 
 class ColumnDigest:
@@ -52,8 +53,15 @@ class TableDigest:
 
     def update(self, table: pa.Table) -> None:
         """Adds the rows of a table, in file order."""
-        for name in table.column_names:
-            self._columns.setdefault(name, ColumnDigest()).update(table[name])
+        for update in self.updates(table):
+            update()
+
+    def updates(self, table: pa.Table) -> list[Callable[[], None]]:
+        """What adds the rows of each column; threads may share this work."""
+        digests = [
+            (self._columns.setdefault(name, ColumnDigest()), table[name]) for name in table.column_names
+        ]
+        return [partial(digest.update, column) for digest, column in digests]
 
     def column_digests(self) -> dict[str, str]:
         """Hex digests by field id (by name for user columns); all-null columns are left out."""
@@ -86,7 +94,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def encode(array: pa.Array) -> bytes:
+def encode(array: pa.Array) -> bytes | pa.Buffer:
     """The digest's bytes of one array (see `ColumnDigest`)."""
     kind = array.type
     if pa.types.is_list(kind):
@@ -96,27 +104,15 @@ def encode(array: pa.Array) -> bytes:
     return _elements(array).tobytes()
 
 
-def _encode_list(array: pa.ListArray) -> bytes:
+def _encode_list(array: pa.ListArray) -> bytes | pa.Buffer:
     lengths = array.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False).astype("<i4")
     return _weave(lengths, _elements(array.flatten()))
 
 
-def _encode_text(array: pa.Array) -> bytes:
+def _encode_text(array: pa.Array) -> bytes | pa.Buffer:
     view = array.cast(pa.binary())
     lengths = pc.binary_length(view).fill_null(-1).to_numpy(zero_copy_only=False).astype("<i4")
-    data = _bytes(view.drop_null())
-    if len(data) > _LONG * len(lengths):
-        return b"".join(_parts(lengths, data))
-    return _weave(lengths, data.reshape(-1, 1))
-
-
-def _parts(lengths: npt.NDArray[np.int32], data: Bytes) -> Iterator[bytes | memoryview]:
-    """Each row's length before its bytes, which takes less time where there are many of them."""
-    heads, body, start = lengths.tobytes(), data.data, 0
-    for row, end in enumerate(np.maximum(lengths, 0).cumsum(dtype=np.int64).tolist()):
-        yield heads[4 * row : 4 * row + 4]
-        yield body[start:end]
-        start = end
+    return _weave(lengths, _bytes(view.drop_null()).reshape(-1, 1))
 
 
 def _bytes(values: pa.Array) -> Bytes:
@@ -128,22 +124,26 @@ def _bytes(values: pa.Array) -> Bytes:
     return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
 
 
-def _weave(lengths: npt.NDArray[np.int32], elements: Bytes) -> bytes:
+def _weave(lengths: npt.NDArray[np.int32], elements: Bytes) -> bytes | pa.Buffer:
     """Each row's length before its elements; elements is [count, width]."""
     width, rows = elements.shape[1], len(lengths)
-    if rows and lengths[0] >= 0 and (lengths == lengths[0]).all():
-        parts = lengths.astype("<i4").view(np.uint8).reshape(rows, 4), elements.reshape(rows, -1)
+    if rows and 0 <= lengths[0] <= _FEW and (lengths == lengths[0]).all():
+        parts = lengths.view(np.uint8).reshape(rows, 4), elements.reshape(rows, -1)
         return np.concatenate(parts, axis=1).tobytes()
-    counts = np.maximum(lengths, 0).astype(np.int64)
-    sizes = 4 + width * counts
-    out = np.empty(int(sizes.sum()), np.uint8)
-    starts = np.cumsum(sizes) - sizes
-    is_length = np.zeros(len(out), bool)
-    for byte in range(4):
-        is_length[starts + byte] = True
-    out[is_length] = lengths.astype("<i4").view(np.uint8)
-    out[~is_length] = elements.reshape(-1)
-    return out.tobytes()
+    heads = _binaries(np.full(rows, 4), lengths)
+    bodies = _binaries(np.maximum(lengths, 0).astype(np.int64) * width, elements)
+    nothing = pa.scalar(b"", pa.large_binary())
+    found: pa.Buffer = pc.binary_join_element_wise(heads, bodies, nothing).buffers()[2]
+    return found.slice(0, lengths.nbytes + elements.nbytes)
+
+
+def _binaries(sizes: npt.NDArray[np.int64], data: npt.NDArray[Any]) -> pa.Array:
+    """The bytes of an array, so many a row."""
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
 
 
 def _elements(values: pa.Array) -> Bytes:

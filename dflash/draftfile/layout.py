@@ -13,6 +13,8 @@ from dflash.draftfile.digest import has_digest
 from dflash.draftfile.errors import SchemaRefused
 
 ZSTD_LEVEL = 3
+# eight-bit codes of hidden states get no smaller above it, and take half as long again
+CODES_LEVEL = 1
 _DESCRIBED = 250
 _LONGEST_STATISTIC = 4096
 
@@ -39,13 +41,23 @@ def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
     return pa.schema([*base, *users])
 
 
-def parquet_writer(file: BinaryIO, schema: pa.Schema, level: int = ZSTD_LEVEL) -> pq.ParquetWriter:
-    """A Parquet writer with the encodings of the format."""
+def parquet_writer(
+    file: BinaryIO, schema: pa.Schema, level: int = ZSTD_LEVEL, codes: bool = False
+) -> pq.ParquetWriter:
+    """A Parquet writer with the encodings of the format.
+
+    Args:
+        level: Of zstd.
+        codes: Whether hidden states are kept in eight bits a number.
+    """
+    levels = {leaf_path(field): level for field in schema}
+    if codes:
+        levels["feature_values"] = min(level, CODES_LEVEL)
     return pq.ParquetWriter(
         file,
         schema,
         compression="zstd",
-        compression_level=level,
+        compression_level=levels,
         use_dictionary=leaf_paths(schema, "dictionary"),
         use_byte_stream_split=leaf_paths(schema, "byte_stream_split"),
         write_page_checksum=True,

@@ -35,6 +35,9 @@ BYTES_PER_GROUP = 64 << 20
 # what descriptions of row groups may take of a footer; the rest is the header's and the schema's
 GROUPS_LIMIT = METADATA_LIMIT // 2
 
+# threads that digest columns while another one compresses them
+HELPERS = 2
+
 RunStatus = Literal["finished", "interrupted", "recovered"]
 
 
@@ -80,8 +83,8 @@ class DraftFileWriter:
             double whenever half of the room that the footer has left is used, so that it never outgrows
             what readers accept.
         compression_level: Of zstd.
-        apart: Encode row groups in a thread of its own, one at a time, while the next one fills; what cannot
-            be written is then told when that one closes, or at the end.
+        apart: Check and encode row groups in threads, one group at a time, while the next one fills; what is
+            wrong with one is then told when that one closes, or at the end.
 
     Raises:
         HeaderInvalid: The header breaks `schemas/header_v1.schema.json`.
@@ -119,7 +122,9 @@ class DraftFileWriter:
         self._grow_at = GROUPS_LIMIT // 2
         self._schema: pa.Schema | None = None
         self._parquet: pq.ParquetWriter | None = None
+        self._codes = self._features and self.header.features.get("encoding") in ("int8", "fp8")
         self._thread = ThreadPoolExecutor(1) if apart else None
+        self._helpers = ThreadPoolExecutor(HELPERS) if apart else None
         self._encoding: Future[None] | None = None
         self._publication = Publication(Path(path), overwrite=overwrite)
 
@@ -129,8 +134,9 @@ class DraftFileWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
+        for threads in (self._thread, self._helpers):
+            if threads is not None:
+                threads.shutdown()
         # a Parquet writer that is collected open would write into a closed file
         if self._parquet is not None and self._parquet.is_open:
             with suppress(OSError, pa.ArrowException):
@@ -243,27 +249,22 @@ class DraftFileWriter:
     def _open_parquet(self) -> pq.ParquetWriter:
         if self._parquet is None:
             schema = self._schema or arrow_schema(self._features)
-            self._parquet = parquet_writer(self._publication.file, schema, self._level)
+            self._parquet = parquet_writer(self._publication.file, schema, self._level, self._codes)
         return self._parquet
 
     def _flush(self) -> None:
         if not self._buffer:
             return
-        schema = self._schema or arrow_schema(self._features)
-        group = pa.concat_tables(self._buffer).combine_chunks()
-        group = pa.Table.from_arrays(group.columns, schema=schema)
+        group = pa.concat_tables(self._buffer)
         self._buffer, self._buffered = [], np.zeros(2, np.int64)
         self._measured = 0
         self._estimated.clear()
         place = Place(self.path, self._groups)
-        check_rows(group, self._limits, place)
-        self._requests |= check_requests(group, self._requests, place)
-        self._summary.add(group)
         self._await_group()
         if self._thread is None:
-            self._encode(group)
+            self._write_group(group, place)
         else:
-            self._encoding = self._thread.submit(self._encode, group)
+            self._encoding = self._thread.submit(self._write_group, group, place)
         self._rows += group.num_rows
         self._groups += 1
         self._described += footer_bytes(group)
@@ -271,10 +272,20 @@ class DraftFileWriter:
             self._group_limits = self._group_limits * 2
             self._grow_at = (self._described + GROUPS_LIMIT) // 2
 
-    def _encode(self, group: pa.Table) -> None:
+    def _write_group(self, group: pa.Table, place: Place) -> None:
+        schema = self._schema or arrow_schema(self._features)
+        group = pa.Table.from_arrays(group.combine_chunks().columns, schema=schema)
+        check_rows(group, self._limits, place)
+        self._requests |= check_requests(group, self._requests, place)
+        self._summary.add(group)
+        helpers = self._helpers
+        digesting = [helpers.submit(update) for update in self._digest.updates(group)] if helpers else []
         with writing(self.path):
             self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
-        self._digest.update(group)
+        if helpers is None:
+            self._digest.update(group)
+        for done in digesting:
+            done.result()
 
     def _await_group(self) -> None:
         """Wait for the row group that is encoded apart, and raise what it came to."""
