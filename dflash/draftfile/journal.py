@@ -6,8 +6,11 @@ import json
 import os
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,6 +65,8 @@ class Journal:
         header: As for `DraftFileWriter`.
         sync_seconds: Longest time between two syncs while rounds come in.
         run_id, part, parts: As for `DraftFileWriter`, which a recovery needs.
+        apart: Write in a thread of its own, and sync in another one; what cannot be written is then told by a
+            later call.
 
     Attributes:
         batches: Written so far, closings included.
@@ -80,9 +85,14 @@ class Journal:
         run_id: str,
         part: int = 0,
         parts: int | None = 1,
+        apart: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = Path(path)
+        self._thread = ThreadPoolExecutor(1) if apart else None
+        self._disk = ThreadPoolExecutor(1) if apart else None
+        self._flying: deque[Future[None]] = deque()
+        self._syncing: Future[None] | None = None
         text = encode_header(header)
         features = Header.parse(text).features["mode"] != "none"
         self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
@@ -102,6 +112,7 @@ class Journal:
         self._sync_seconds, self._clock = sync_seconds, clock
         self._dirty, self._broken, self.batches = True, False, 0
         self.sync()
+        self._await_disk()
         sync_folder(self.path.parent)
 
     def __enter__(self) -> Self:
@@ -131,14 +142,12 @@ class Journal:
 
     def close_request(self, request_id: str) -> None:
         """Marks a request as complete: a batch without rows."""
-        self._write(self._closing, self._closing_text, REQUEST, request_id.encode())
-        self._sync_if_due()
+        self._do(partial(self._close, REQUEST, request_id.encode()))
 
     def close_requests(self, request_ids: Sequence[str]) -> None:
         """Marks requests as complete, in one batch."""
         if request_ids:
-            self._write(self._closing, self._closing_text, REQUESTS, json.dumps(request_ids).encode())
-            self._sync_if_due()
+            self._do(partial(self._close, REQUESTS, json.dumps(request_ids).encode()))
 
     @property
     def due(self) -> bool:
@@ -146,12 +155,18 @@ class Journal:
         return self._clock() - self._synced >= self._sync_seconds
 
     def sync(self) -> None:
-        """Makes everything so far survive a power cut."""
-        if self._dirty:
-            with writing(self.path):
-                self._buffer.flush()
-                os.fsync(self._file.fileno())
-        self._synced, self._dirty = self._clock(), False
+        """Makes everything so far survive a power cut; in a thread of its own, soon after."""
+        self._synced = self._clock()
+        self._do(self._sync)
+
+    def flush(self) -> None:
+        """Waits until the system has everything so far.
+
+        Raises:
+            WriteFailed: It refused to take it.
+        """
+        while self._flying:
+            self._flying.popleft().result()
 
     def close(self) -> None:
         """Ends the stream and keeps the journal. Harmless when closed already.
@@ -162,21 +177,30 @@ class Journal:
         if self._file.closed:
             return
         try:
+            self.flush()
             if not self._broken:
                 with writing(self.path):
                     self._stream.close()
                 self._dirty = True
                 self.sync()
+                self._await_disk()
         finally:
-            # what could not be written is tried once more by buffered files, and fails once more
-            with suppress(OSError):
-                self._buffer.close()
-            with suppress(OSError):
-                self._file.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for thread in (self._thread, self._disk):
+            if thread is not None:
+                thread.shutdown()
+        # what could not be written is tried once more by buffered files, and fails once more
+        with suppress(OSError):
+            self._buffer.close()
+        with suppress(OSError):
+            self._file.close()
 
     def replace(self, path: Path) -> None:
         """Takes the name of an earlier journal, all of which this one holds by now."""
         self.sync()
+        self._await_disk()
         with writing(self.path):
             self.path.replace(path)
             sync_folder(path.parent)
@@ -184,16 +208,38 @@ class Journal:
 
     def delete(self) -> None:
         """Removes the journal, once the file that it stands for is published."""
-        self.close()
+        self._let_go()
         self.path.unlink(missing_ok=True)
 
     def _append(self, kind: bytes, name: bytes, table: pa.Table) -> None:
         if not table.schema.equals(self._schema):
             odd = sorted(set(table.schema.names) ^ set(self._schema.names)) or ["types"]
             raise SchemaRefused(f"other columns for the journal ({', '.join(odd)})")
+        self._do(partial(self._write_table, table, kind, name))
+
+    def _do(self, write: Callable[[], None]) -> None:
+        """Write, or have a thread do so while it does but one other thing."""
+        if self._thread is None:
+            write()
+            return
+        while len(self._flying) > 1:
+            self._flying.popleft().result()
+        self._flying.append(self._thread.submit(write))
+
+    def _await_disk(self) -> None:
+        """Wait until everything so far survives a power cut, and raise what could not be done."""
+        self.flush()
+        if self._syncing is not None:
+            self._syncing.result()
+
+    def _write_table(self, table: pa.Table, kind: bytes, name: bytes) -> None:
         for batch in table.combine_chunks().to_batches():
             if batch.num_rows:
                 self._write(batch, batch.serialize(), kind, name)
+        self._sync_if_due()
+
+    def _close(self, kind: bytes, names: bytes) -> None:
+        self._write(self._closing, self._closing_text, kind, names)
         self._sync_if_due()
 
     def _write(self, batch: pa.RecordBatch, text: pa.Buffer, kind: bytes, name: bytes) -> None:
@@ -202,14 +248,40 @@ class Journal:
             raise WriteFailed(self.path, "an earlier write failed, and nothing after it could be read back")
         self._dirty, self._broken = True, True
         with writing(self.path):
-            self._stream.write_batch(batch, custom_metadata=notes)
-            self._buffer.flush()
+            self._put(batch, notes)
         self._broken = False
         self.batches += 1
 
+    def _put(self, batch: pa.RecordBatch, notes: Mapping[bytes, bytes]) -> None:
+        self._stream.write_batch(batch, custom_metadata=notes)
+        self._buffer.flush()
+
     def _sync_if_due(self) -> None:
         if self.due:
-            self.sync()
+            self._sync()
+
+    def _sync(self) -> None:
+        self._synced = self._clock()
+        if not self._dirty:
+            return
+        with writing(self.path):
+            self._buffer.flush()
+        if self._syncing is not None:
+            self._syncing.result()
+        # more may be written meanwhile, which is for the next time
+        self._dirty = False
+        if self._disk is None:
+            self._to_disk()
+        else:
+            self._syncing = self._disk.submit(self._to_disk)
+
+    def _to_disk(self) -> None:
+        try:
+            with writing(self.path):
+                os.fsync(self._file.fileno())
+        except WriteFailed:
+            self._dirty = True
+            raise
 
 
 def batch_check(name: bytes, text: pa.Buffer) -> bytes:

@@ -46,6 +46,7 @@ def start_journal(
     *,
     overwrite: bool = False,
     resume: bool = False,
+    alone: bool = False,
 ) -> tuple[Journal, Kept]:
     """The journal of an output, and what is kept of an earlier recording; that is in the journal already.
 
@@ -61,11 +62,11 @@ def start_journal(
         if resume:
             # empty, or there is none
             path.unlink(missing_ok=True)
-        return Journal(path, header, sync_seconds, **part._asdict()), Kept({})
+        return Journal(path, header, sync_seconds, **part._asdict(), apart=alone), Kept({})
     require_same_header(earlier, header)
     partial = beside(path, ".partial")
     partial.unlink(missing_ok=True)
-    journal = Journal(partial, header, sync_seconds, **part._asdict())
+    journal = Journal(partial, header, sync_seconds, **part._asdict(), apart=alone)
     try:
         kept = carry_over(earlier, journal)
         journal.replace(path)
@@ -95,7 +96,7 @@ def open_here(plan: RecorderPlan, *, patience: float = 0.0, alone: bool = False)
     Args:
         plan: What it must know.
         patience: As there.
-        alone: Whether the process is the recorder's: rows are not lent, and a thread may encode others.
+        alone: Whether the process is the recorder's: rows are not lent, and threads write others.
 
     Raises:
         WriteError: The output or the journal cannot be written.
@@ -105,6 +106,8 @@ def open_here(plan: RecorderPlan, *, patience: float = 0.0, alone: bool = False)
     with DraftFileWriter(
         plan.output, plan.header, **plan.part._asdict(), overwrite=any(choice.values()), apart=alone
     ) as writer:
-        journal, kept = start_journal(plan.output, plan.header, plan.part, plan.sync_seconds, **choice)
+        journal, kept = start_journal(
+            plan.output, plan.header, plan.part, plan.sync_seconds, **choice, alone=alone
+        )
         given = {"keep_text": plan.keep_text, "features": plan.features}
         yield Recorder(writer, journal, kept, **given, patience=patience, lent=not alone)

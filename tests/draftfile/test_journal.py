@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -42,24 +44,27 @@ def keep(path: Path, parts: list[pa.Table], closed: int, **options: object) -> l
     return sizes
 
 
-def keep_together(path: Path, parts: list[pa.Table], closed: int) -> list[int]:
+def keep_together(path: Path, parts: list[pa.Table], closed: int, apart: bool = False) -> list[int]:
     """As `keep`, with two rows of every request in a batch; returns the size after every batch."""
     sizes = []
-    with Journal(path, header(), run_id="run") as journal:
+    with Journal(path, header(), run_id="run", apart=apart) as journal:
         for row in range(0, max(table.num_rows for table in parts), 2):
             journal.append_all(pa.concat_tables([table.slice(row, 2) for table in parts]))
+            journal.flush()
             sizes.append(path.stat().st_size)
         journal.close_requests([f"request-{number}" for number in range(closed)])
     return sizes
 
 
 @ANY_FOLDER
-@given(st.integers(0, 99), st.integers(1, 3), st.integers(0, 3))
-def test_rows_of_many_requests_come_back(tmp_path: Path, seed: int, requests: int, closed: int) -> None:
+@given(st.integers(0, 99), st.integers(1, 3), st.integers(0, 3), st.booleans())
+def test_rows_of_many_requests_come_back(
+    tmp_path: Path, seed: int, requests: int, closed: int, apart: bool
+) -> None:
     path = tmp_path / "run.journal"
     path.unlink(missing_ok=True)
     parts = tables(seed, requests, dense=1)
-    keep_together(path, parts, min(closed, requests))
+    keep_together(path, parts, min(closed, requests), apart)
     found = read_journal(path)
     assert (len(found.closed), found.torn_bytes) == (min(closed, requests), 0)
     every = found.closed | found.open
@@ -154,6 +159,60 @@ def test_it_is_synced_on_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             journal.append("request-0", table.slice(row, 1))
             now[0] += 1.0
     assert synced == [0.0, 0.0, 5.0, 10.0, 13.0]
+
+
+def refuse(*given: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("refused", ["write", "fsync"])
+@pytest.mark.parametrize("call", ["flush", "append", "close"])
+def test_what_a_thread_could_not_write_is_told_by_a_later_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, call: str
+) -> None:
+    (table,) = tables(3, 1)
+    journal = Journal(tmp_path / "run.journal", header(), run_id="run", apart=True)
+    target = (os, "fsync") if refused == "fsync" else (Journal, "_put")
+    monkeypatch.setattr(*target, refuse)
+    journal.append_all(table)
+    journal.sync()
+
+    def called() -> None:
+        while call != "close":
+            journal.sync()
+            journal.flush() if call == "flush" else journal.append_all(table)
+        journal.close()
+
+    with pytest.raises(errors.WriteFailed, match="No space left"):
+        called()
+    with suppress(errors.WriteFailed):
+        journal.close()
+    journal.delete()
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_taken_for_synced_that_came_while_a_sync_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (table,) = tables(3, 1)
+    sizes, go, fsync = [], threading.Event(), os.fsync
+    path = tmp_path / "run.journal"
+    journal = Journal(path, header(), run_id="run", apart=True)
+
+    def slow(descriptor: int) -> None:
+        sizes.append(path.stat().st_size)
+        go.wait(60)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    journal.append_all(table)
+    journal.sync()
+    journal.append_all(table)
+    journal.flush()
+    whole = path.stat().st_size
+    go.set()
+    journal.close()
+    assert sizes[0] < whole <= sizes[-1]
 
 
 def test_an_existing_journal_is_refused(tmp_path: Path) -> None:

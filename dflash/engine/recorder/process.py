@@ -30,6 +30,8 @@ from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loa
 from dflash.engine.request import Request
 from dflash.errors import DflashError
 
+# so that memory which was used once is used again: the system takes long to give it
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 PROGRAM = "from dflash.engine.recorder.child import main; main()"
 
 
@@ -248,7 +250,9 @@ def _environment() -> Mapping[str, str]:
     """This one, with the package that runs here found first there."""
     own = str(Path(str(dflash.__file__)).parents[1])
     paths = [own, os.environ.get("PYTHONPATH", "")]
-    return MappingProxyType({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    return MappingProxyType(
+        {**KEEPS_MEMORY, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    )
 
 
 def _rebuilt(module: str, name: str, told: str) -> Exception:

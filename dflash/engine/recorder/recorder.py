@@ -260,6 +260,7 @@ class Recorder:
         """Write what still waits and publish the file; the journal is not needed any more."""
         self._settle(self._open.keys() | self._closed.keys())
         self.journal.sync()
+        self.journal.flush()
         for order in sorted(self._waiting):
             self._write(order)
         self._write_rest()
