@@ -55,17 +55,17 @@ $(READY): pyproject.toml
 demo: $(READY)  ## record a real model on a real prompt, replay it, look at it
 	@mkdir -p demo
 	$(DFLASH) models pull -q
-	$(DFLASH) record "Explain rainbows to a child." -o demo/ngram.parquet --overwrite
-	$(DFLASH) info demo/ngram.parquet
-	$(DFLASH) cat demo/ngram.parquet -n 12
-	$(DFLASH) replay demo/ngram.parquet --check
-	$(DFLASH) replay demo/ngram.parquet --policy match --policy match:length=2 --policy threshold:t=0.7
+	$(DFLASH) record "Explain rainbows to a child." -o demo/default.parquet --overwrite
+	$(DFLASH) info demo/default.parquet
+	$(DFLASH) cat demo/default.parquet -n 12
+	$(DFLASH) replay demo/default.parquet --check
+	$(DFLASH) replay demo/default.parquet --policy match --policy match:length=2 --policy threshold:t=0.7
 	$(DFLASH) record "Explain rainbows to a child." --drafter none -o demo/plain.parquet --overwrite -q
-	$(DFLASH) diff demo/plain.parquet demo/ngram.parquet || [ $$? -eq 1 ]
+	$(DFLASH) diff demo/plain.parquet demo/default.parquet || [ $$? -eq 1 ]
 	$(DFLASH) record "Explain rainbows to a child." --drafter self --temperature 0.8 --max-new-tokens 24 \
 	  -o demo/self.parquet --overwrite
 	$(DFLASH) replay demo/self.parquet --check
-	$(DFLASH) diff demo/ngram.parquet demo/self.parquet --limit 3 || [ $$? = 1 ]
+	$(DFLASH) diff demo/default.parquet demo/self.parquet --limit 3 || [ $$? = 1 ]
 
 test: $(READY)  ## run the tests that need no GPU, the slow ones too
 	$(SHARED)

@@ -67,7 +67,8 @@ _LIMIT = 2**31 - 1
     type=click.Choice(["auto", "host", "device"]),
     default="auto",
     show_default=True,
-    help="Whole rounds on the device, or through the host; auto: on the device where a native target can.",
+    help="Whole rounds on the device, or through the host; auto: on the device where a native or captured "
+    "target can.",
 )
 @click.option(
     "--proposal",

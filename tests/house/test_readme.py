@@ -91,3 +91,12 @@ def test_documented_make_targets_exist() -> None:
     assert set(re.findall(r"^make (\w+)|`make (\w+)", documented, re.MULTILINE)) <= {
         pair for name in targets for pair in ((name, ""), ("", name))
     }
+
+
+def test_files_of_the_demo_are_named_after_the_drafters_that_made_them() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", "")
+    made = re.findall(r"\$\(DFLASH\) record(.*) -o demo/(\w+)\.parquet", recipe)
+    drafters = [re.search(r"--drafter (\w+)", words) for words, _ in made]
+    names = ["default" if found is None else found[1].replace("none", "plain") for found in drafters]
+    assert [name for _, name in made] == names
+    assert set(re.findall(r"demo/(\w+)\.parquet", recipe + README)) == set(names)
