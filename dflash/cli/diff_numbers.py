@@ -32,7 +32,8 @@ def features(section: Json) -> tuple[list[str], list[Grid]]:
     if not section["cosine"]["count"]:
         return ["No token to compare."], []
     columns = {"cosine": (section["cosine"], number), "norm of B / A": (section["norm_ratio"], number)}
-    return [f"{section['cosine']['count']} tokens."], [_spreads(columns)]
+    said = f"{section['cosine']['count']} tokens; cosine and norm are those of their fingerprints."
+    return [said], [_spreads(columns)]
 
 
 def acceptance(section: Json) -> tuple[list[str], list[Grid]]:

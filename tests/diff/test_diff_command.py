@@ -45,6 +45,12 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple
     return code, captured.out, captured.err
 
 
+def test_the_cosine_is_said_to_be_of_fingerprints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (save(tmp_path / f"{name}.parquet", recording()) for name in "ab")
+    assert run(["diff", str(a), str(b), "--timing"]) == 0
+    assert "cosine and norm are those of their fingerprints" in capsys.readouterr().out
+
+
 def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(folder, capsys, "a.parquet", "a.parquet")[0] == 0
     assert told(folder, capsys, "a.parquet", "b.parquet")[0] == 1

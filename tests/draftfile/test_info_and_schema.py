@@ -135,6 +135,15 @@ def test_schema_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(column.name in text for column in COLUMNS)
 
 
+def test_the_columns_say_of_hidden_states_what_the_header_says() -> None:
+    column = next(column for column in COLUMNS if column.name == "feature_values")
+    stated = json.loads((SCHEMAS / "header_v1.schema.json").read_text("utf-8"))["$defs"]["features"]
+    for words in ("the high bytes of all values", "a byte a value", "feature_scale"):
+        assert words in column.meaning
+        assert words in stated["properties"]["encoding"]["description"]
+    assert "endian" not in (column.unit or "")
+
+
 @pytest.mark.parametrize(
     "words", [["info", "--help"], ["schema"], *([name, "run.parquet"] for name in ("info", "cat", "doctor"))]
 )
