@@ -172,10 +172,12 @@ def _verify(steps: Steps) -> tuple[Grid, Fit, list[str]]:
     knot = float(np.median(np.unique(steps.batch * (steps.nodes + 1))))
     weights = _weights(_verify_terms(steps.nodes, steps.batch, steps.context, knot), steps.verify_us)
     nodes = np.quantile(steps.nodes, np.linspace(0, 1, _POINTS))
-    bends = knot / np.unique(steps.batch) - 1
-    # beyond its ends a grid goes on, so that it may begin where times were taken
+    if nodes[0] < nodes[-1]:
+        bends = knot / np.unique(steps.batch) - 1
+        # plain decoding, too, is what was fitted, and not where a steep stretch of the grid would lead
+        nodes = np.concatenate(([0.0], nodes, bends[bends > 0]))
     axes = (
-        tuple(np.unique(np.concatenate((nodes, bends[bends > nodes[0]]))).tolist()),
+        tuple(np.unique(nodes).tolist()),
         _batches(steps.batch),
         _axis(0.0, steps.context.max()),
     )

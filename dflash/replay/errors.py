@@ -108,6 +108,16 @@ class NothingToRecommend(DflashError):
         )
 
 
+class NothingToWalk(DflashError):
+    """A dense recording holds no finished request, whose dense rows a walk needs."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path}: expected dense rows, found none: its requests were cut short. Use --rejudge, or record "
+            "whole answers."
+        )
+
+
 class SeveralCosts(DflashError):
     """More than one cost model is given."""
 

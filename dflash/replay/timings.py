@@ -71,7 +71,7 @@ def read_steps(files: Sequence[DraftFile]) -> Steps:
             timed = np.isfinite(rows).all(axis=1)
             untimed += int((~timed).sum())
             found.append(rows[timed])
-    rows = np.concatenate(found)
+    rows = np.concatenate(found) if found else np.zeros((0, 9))
     if not len(rows):
         raise NoTimings(str(files[0].path))
     return _joined(rows, untimed)

@@ -13,14 +13,14 @@ from dflash.draftfile.reader import DraftFile
 from dflash.policy.noise import F64, I64
 from dflash.policy.registry import Policy
 from dflash.replay.cost import CostModel
-from dflash.replay.errors import NothingToRecommend
+from dflash.replay.errors import NothingToRecommend, NothingToWalk
 from dflash.replay.profiled import profiled
 from dflash.replay.run import replay
 from dflash.replay.steered import largest_shape
 from dflash.replay.tally import Collector, Judged
 from dflash.replay.thinned import Thinned
 from dflash.replay.tuned import Dropped, Judgement, Rung, Search, Tuned, contest, frugal, ranked, surface
-from dflash.replay.work import Work
+from dflash.replay.work import ROUNDS, Work
 
 ETA = 3
 FEWEST_REQUESTS = 4
@@ -62,6 +62,7 @@ def tune(
 
     Raises:
         NothingToRecommend: no policy diverges as little as asked.
+        NothingToWalk: no request was recorded to its end, and so none dense.
         DflashError: as `replay`.
     """
     files = profiled(files, model.step_time)
@@ -81,6 +82,9 @@ def tune(
     judged = _judge(files, left, model, max_divergence, dense, progress)
     rungs.append(Rung(requests, len(left), len(left)))
     candidates, works = ranked(judged)
+    walks = dense and files[0].header.dense
+    if walks and not any(work.sums()[:, ROUNDS].any() for work in judged.works):
+        raise NothingToWalk(str(files[0].path))
     if not candidates or not candidates[0].admissible:
         raise NothingToRecommend(max_divergence)
     return Tuned(

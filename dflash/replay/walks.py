@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,9 +106,10 @@ class WalkTally(Counts):
             last: `[requests]` the last row at which every policy is still on the trunk.
         """
         shared = [mark.rows <= last[mark.owner] for mark in marks]
+        # a row group may have no rows that can be walked, and so no marks
         owners, accepted, tried = (
-            [column[rows].astype(np.int64) for column, rows in zip(columns, shared, strict=True)]
-            for columns in zip(*((mark.owner, mark.accepted, mark.tried) for mark in marks), strict=True)
+            [column(mark)[rows].astype(np.int64) for mark, rows in zip(marks, shared, strict=True)]
+            for column in map(attrgetter, ("owner", "accepted", "tried"))
         )
         self.common.count_depths(owners, accepted, tried, len(last))
 
@@ -247,7 +249,7 @@ def _simulated(policy: Policy, lanes: int) -> tuple[str, ...]:
 
 def _kept_intervals(tallies: Sequence[WalkTally]) -> list[Interval | None]:
     """Return the interval of tokens kept per round of each policy, over the same resamples of requests."""
-    kept = [np.concatenate(tally.kept) for tally in tallies]
+    kept = [_joined(tally.kept) for tally in tallies]
     rounds = [tally.all.lengths().sum(axis=1) for tally in tallies]
     used = rounds[0] > 0
     if used.sum() < 2:
@@ -257,10 +259,15 @@ def _kept_intervals(tallies: Sequence[WalkTally]) -> list[Interval | None]:
     return [interval_of(draws[:, place] / draws[:, place + 1]) for place in range(0, 2 * len(tallies), 2)]
 
 
+def _joined(parts: Sequence[I64]) -> I64:
+    """Counts of all requests, of which there may be none."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
 def _walk_row(
     row: PolicyRow, tally: WalkTally, kept_interval: Interval | None, simulated: tuple[str, ...]
 ) -> PolicyRow:
-    kept, covered, outputs = (np.concatenate(part) for part in (tally.kept, tally.covered, tally.outputs))
+    kept, covered, outputs = map(_joined, (tally.kept, tally.covered, tally.outputs))
     rounds = tally.all.lengths().sum(axis=1).astype(np.float64)
     total = int(outputs.sum())
     facts = WalkFacts(

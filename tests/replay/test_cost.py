@@ -203,3 +203,19 @@ def test_a_fit_to_several_batches_knows_what_drafting_for_one_more_request_takes
     for at in (1.0, 3.0, 7.0):
         assert step_time.draft(at, 1, [1.0, 20.0, 64.0]) == pytest.approx([43.0, 100.0, 232.0], rel=1e-3)
     assert step_time.draft(0, 1, 64) == pytest.approx(40.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("nodes", [[14.0], [3.0, 14.0]])
+def test_plain_decoding_is_never_free(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[DraftFile], nodes: list[float]
+) -> None:
+    """Where times grow steeply with the rows, no line through large steps leads below zero."""
+    rng = np.random.default_rng(0)
+    size, batch = rng.choice(nodes, 200), rng.choice([1.0, 2.0], 200)
+    verify = 1000.0 + 500.0 * np.maximum(0.0, batch * (size + 1) - 22)
+    steps = Steps(size, np.ones(200), size, batch, 100 * np.ones(200), 40 * np.ones(200), verify, 0)
+    monkeypatch.setattr("dflash.replay.cost.read_steps", lambda files: steps)
+    step_time = fit_cost(lengths).step_time
+    least = verify.min() if len(nodes) > 1 else 0
+    for requests in (1, 2):
+        assert (step_time.verify([0, 1, 2], requests, 100) > max(1.0, 0.5 * least)).all()

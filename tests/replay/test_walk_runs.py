@@ -10,8 +10,10 @@ from tiny_recorder import Recorder
 
 from dflash.cli.main import run
 from dflash.draftfile.run import open_run
+from dflash.draftfile.summary import Kind
 from dflash.policy.context import Proposal
 from dflash.policy.registry import parse_policy
+from dflash.policy.step_time import Grid, StepTime
 from dflash.replay.errors import ShapeBeyondRecording
 from dflash.replay.run import replay
 
@@ -134,3 +136,34 @@ def test_the_command_walks_and_says_so(tmp_path, dense_file, root, capsys):
     assert run(["replay", str(dense_file), *words[:2], "--rejudge", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["runs"][0]["policies"]
     assert row["walked"] is None
+
+
+def undone(rows):
+    """Cut a request short, before its dense rows: they come when it has ended."""
+    rows[:] = [row for row in rows if row["kind"] != Kind.DENSE]
+    rows[-1]["truncated_by"] = "interrupted"
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--check"],
+        ["--policy", "match:length=1", "--policy", "threshold:t=0.4"],
+        ["--policy", "match", "--walk"],
+    ],
+    ids=" ".join,
+)
+def test_a_dense_recording_without_a_finished_request_is_replayed(tmp_path, words, requests):
+    path = Recorder(dense=True, requests=requests, edit=undone).write(tmp_path / "run.parquet")
+    assert run(["replay", str(path), *words]) == 0
+
+
+def test_a_search_says_that_nothing_can_be_walked(tmp_path, capsys):
+    path = Recorder(dense=True, requests=2, edit=undone).write(tmp_path / "run.parquet")
+    cost = tmp_path / "cost.json"
+    flat = StepTime(Grid(((0.0,), (1.0,)), (0.0,)), Grid(((0.0,), (1.0,), (0.0,)), (100.0,)))
+    cost.write_text(json.dumps(flat.to_dict()))
+    assert run(["tune", str(path), "--cost", str(cost)]) == 2
+    assert "--rejudge" in capsys.readouterr().err
+    assert run(["tune", str(path), "--cost", str(cost), "--rejudge"]) == 0
