@@ -143,13 +143,10 @@ def load(options: Mapping[str, Any]) -> Target:
         here = False
     if not here:
         raise UsageError(f"Expected cpu, or cuda where there is a GPU, as --device, found {device!r}.")
-    native, on_device = options.get("target_impl") == "native", options.get("rounds") == "device"
-    captured = options.get("target_impl") == "captured"
-    if on_device and options["target_impl"] == "generic":
-        raise UsageError("Expected --target-impl native with --rounds device, found generic.")
-    asked = native or captured or on_device or options.get("draft_impl") == "native"
-    if asked and torch.device(device).type != "cuda":
-        raise UsageError(f"Expected native and captured implementations on a CUDA device, found {device!r}.")
+    if options.get("rounds") == "device" and options["target_impl"] == "generic":
+        raise UsageError("Expected --target-impl native or captured with --rounds device, found generic.")
+    if (asked := _needs_gpu(options)) and torch.device(device).type != "cuda":
+        raise UsageError(f"Expected a CUDA device with {' and '.join(asked)}, found {device!r}.")
     try:
         with stages() as report:
             target = load_target(
@@ -161,4 +158,14 @@ def load(options: Mapping[str, Any]) -> Target:
             )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise WeightsTooLarge(options["target"], device) from error
-    return proven(target, Way(options["numerics"])) if native else target
+    return proven(target, Way(options["numerics"])) if options.get("target_impl") == "native" else target
+
+
+def _needs_gpu(options: Mapping[str, Any]) -> list[str]:
+    """The options that only a GPU can do, as they were given."""
+    ways = {"target_impl": ("native", "captured"), "draft_impl": ("native",), "rounds": ("device",)}
+    return [
+        f"--{name.replace('_', '-')} {options[name]}"
+        for name, values in ways.items()
+        if options.get(name) in values
+    ]

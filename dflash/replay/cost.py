@@ -17,7 +17,7 @@ from dflash.draftfile.reader import DraftFile
 from dflash.errors import DflashError
 from dflash.policy.noise import F64
 from dflash.policy.step_time import Grid, StepTime
-from dflash.replay.errors import CostUnreadable
+from dflash.replay.errors import CostMissing, CostUnreadable
 from dflash.replay.monotone import non_negative
 from dflash.replay.timings import Steps, read_steps
 
@@ -112,13 +112,35 @@ def load_cost(path: Path, batch: float = 1.0) -> CostModel:
         batch: requests a forward, at which policies are compared.
 
     Raises:
+        CostMissing: no such file.
         CostUnreadable: no JSON, or no profile.
     """
+    document = _profile(path)
+    for key in ("draft_us", "verify_us"):
+        if key not in document:
+            raise CostUnreadable(str(path), f"found an object without {key}.")
     try:
-        profile = StepTime.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, DflashError) as error:
-        raise CostUnreadable(str(path), str(error)) from error
-    return CostModel(profile, str(path), batch, (), (), 0)
+        return CostModel(StepTime.from_dict(document), str(path), batch, (), (), 0)
+    except DflashError as error:
+        raise CostUnreadable(str(path), f"which this is not. {error}") from error
+
+
+def _profile(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text) if text.strip() else None
+    except FileNotFoundError as error:
+        raise CostMissing(str(path)) from error
+    except OSError as error:
+        raise CostUnreadable(str(path), f"which cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise CostUnreadable(str(path), f"found something else: {error}.") from error
+    if not text.strip():
+        raise CostUnreadable(str(path), "found an empty file.")
+    if not isinstance(document, dict):
+        found = "a list" if isinstance(document, list) else json.dumps(document)
+        raise CostUnreadable(str(path), f"found {found}.")
+    return document
 
 
 def fit_cost(files: Sequence[DraftFile], batch: float | None = None) -> CostModel:

@@ -79,7 +79,14 @@ class CostUnreadable(DflashError):
     """A file is no step-time profile."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: expected a step-time profile as JSON. {reason}")
+        super().__init__(f"{path}: expected a step-time profile as JSON, {reason}")
+
+
+class CostMissing(CostUnreadable):
+    """There is no such file."""
+
+    def __init__(self, path: str) -> None:
+        Exception.__init__(self, f"{path} does not exist; expected a step-time profile as JSON.")
 
 
 class BadSweep(DflashError):

@@ -76,7 +76,7 @@ def test_a_cpu_is_refused(tiny_folder: Path, in_folder: Path, capsys: pytest.Cap
     words = ["record", "hello", "--target", str(tiny_folder), "--device", "cpu", "-o", "x.parquet"]
     for option in ("--target-impl", "--draft-impl"):
         assert run([*words, option, "native"]) == 2
-        assert "CUDA device" in capsys.readouterr().err
+        assert f"CUDA device with {option} native" in capsys.readouterr().err
 
 
 def test_rounds_on_a_device_are_refused_before_a_model_is_loaded(
@@ -86,4 +86,6 @@ def test_rounds_on_a_device_are_refused_before_a_model_is_loaded(
     asked = {"auto": "CUDA device", "generic": "--target-impl native", "native": "CUDA device"}
     for option, advice in asked.items():
         assert run([*words, "--rounds", "device", "--target-impl", option]) == 2
-        assert advice in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert advice in told
+        assert "--rounds device" in told

@@ -22,7 +22,7 @@ from dflash.policy.step_time import StepTime
 from dflash.replay.cost import CostModel, fit_cost, load_cost
 from dflash.replay.cost_source import cost_of
 from dflash.replay.details import Wanted
-from dflash.replay.errors import CostUnreadable, NoTimings, SeveralCosts
+from dflash.replay.errors import CostMissing, CostUnreadable, NoTimings, SeveralCosts
 from dflash.replay.monotone import non_negative
 from dflash.replay.run import replay
 from dflash.replay.timings import Steps, read_steps
@@ -133,10 +133,25 @@ def test_a_profile_is_read_back_and_nothing_else_is(tmp_path: Path, lengths: lis
     place.write_text(json.dumps(machine().to_dict()))
     model = load_cost(place, batch=2.0)
     assert (model.step_time, model.source, model.batch) == (machine(), str(place), 2.0)
-    for text in ("{", "[]", '{"draft_us": 1}', "\udcff"):
+    refused = {
+        "": "an empty file",
+        " \n": "an empty file",
+        "{": "something else",
+        "\udcff": "something else",
+        "[]": "a list",
+        "null": "found null",
+        "{}": "an object without draft_us",
+        '{"draft_us": 1}': "an object without verify_us",
+        '{"draft_us": 1, "verify_us": 1}': "which this is not",
+    }
+    for text, told in refused.items():
         place.write_bytes(text.encode(errors="surrogateescape"))
-        with pytest.raises(CostUnreadable, match="profile.json"):
+        with pytest.raises(CostUnreadable, match=f"profile.json.*{told}") as error:
             load_cost(place)
+        assert "None" not in str(error.value)
+    place.unlink()
+    with pytest.raises(CostMissing, match=r"profile.json does not exist; [^.]*\.$"):
+        load_cost(place)
     paths = [file.path for file in lengths]
     assert cost_of((), paths, None) == fit_cost(lengths)
     with pytest.raises(SeveralCosts):
