@@ -63,4 +63,4 @@ def render(files: Sequence[Json], console: Console) -> None:
         if not file["findings"]:
             console.print(f"{file['path']}: sound", soft_wrap=True)
         for problem in file["findings"]:
-            console.print(f"{problem['kind']}: {problem['message']}", soft_wrap=True)
+            console.print(problem["message"], soft_wrap=True)

@@ -22,6 +22,7 @@ from dflash.errors import DflashError
 from dflash.policy.registry import Policy
 
 Json = dict[str, Any]
+_STEP_TIMES = "step_time_profile"
 
 
 @click.command()
@@ -167,10 +168,7 @@ def _identities(header: Json) -> list[tuple[str, str]]:
             f"length {shape['length']}, branches {shape['branches']}{', dense' if header['dense'] else ''}",
         ),
         ("features", _features(header["features"])),
-        (
-            "engine",
-            ", ".join(f"{key} {value}" for key, value in header["engine"].items() if value is not None),
-        ),
+        ("engine", _engine(header["engine"])),
     ]
 
 
@@ -181,7 +179,7 @@ def _counts(file: Json) -> list[tuple[str, str]]:
     )
     return [
         ("requests", f"{file['requests']}, {summary['prompt_tokens']} prompt tokens"),
-        ("rows", f"{file['rows']}: {summary['rounds']} live rounds, {summary['dense_rows']} dense"),
+        ("rows", _rows(file["rows"], summary)),
         ("emitted", f"{summary['tokens_emitted']} tokens"),
         ("tau", f"{_number(file['tau'])} (accepted nodes + 1 per live round, before truncation)"),
         ("accepted", " ".join(shares) + " of the live rounds, by position" if shares else "-"),
@@ -190,6 +188,21 @@ def _counts(file: Json) -> list[tuple[str, str]]:
             ", ".join(f"{name} {count}" for name, count in sorted(summary["truncations"].items())) or "-",
         ),
     ]
+
+
+def _rows(rows: int, summary: Json) -> str:
+    """All rows by kind; every request has one prefill."""
+    prefills, rounds, dense = (summary[name] for name in ("requests", "rounds", "dense_rows"))
+    features = rows - prefills - rounds - dense
+    return f"{rows}: {_plural(prefills, 'prefill')}, {_plural(rounds, 'live round')}, {dense} dense, " + (
+        f"{features} of prompts' hidden states"
+    )
+
+
+def _engine(engine: Json) -> str:
+    """What ran; of step times only that they were given."""
+    given = [f"{key} {value}" for key, value in engine.items() if key != _STEP_TIMES and value is not None]
+    return ", ".join([*given, *(["step times given"] if engine.get(_STEP_TIMES) else [])])
 
 
 def _model(model: Json) -> str:

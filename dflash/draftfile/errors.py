@@ -108,6 +108,17 @@ class FileMissing(OpenError):
         super().__init__(f"{path} does not exist; expected {expected}.")
 
 
+class JournalGone(FileMissing):
+    """The journal is not there any more, and the draft file that it was to become is."""
+
+    def __init__(self, path: Path, own: Path, run_status: str) -> None:
+        told = "was recovered already" if run_status == "recovered" else "was written out"
+        Exception.__init__(
+            self,
+            f"{path} does not exist, and {own} does: the recording {told}, so there is nothing to recover.",
+        )
+
+
 class NotAFile(OpenError):
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is not a regular file; expected a draft file.")

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from dflash.draftfile.errors import FileMissing, JournalEmpty, OpenError, OutputBusy
+from dflash.draftfile.errors import FileMissing, JournalEmpty, JournalGone, OpenError, OutputBusy
 from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.journal import journal_path
 from dflash.draftfile.journal_reader import Entry, JournalReader, open_journal
@@ -98,12 +98,19 @@ def _opened(journal: Path, own: Path) -> JournalReader:
 
 def _places(path: Path) -> tuple[Path, Path]:
     """The journal, and the file that its recording was to become."""
-    if path.suffix == ".journal":
-        return path, path.with_suffix(".parquet")
-    journal = journal_path(path)
-    if not journal.is_file():
-        raise FileMissing(journal, "the journal of a recording")
-    return journal, path
+    given = path.suffix == ".journal"
+    journal, own = (path, path.with_suffix(".parquet")) if given else (journal_path(path), path)
+    if not journal.exists():
+        raise _missing(journal, own)
+    return journal, own
+
+
+def _missing(journal: Path, own: Path) -> FileMissing:
+    """What to say of a journal that is not there."""
+    try:
+        return JournalGone(journal, own, open_draft_file(own).run_status)
+    except OpenError:
+        return FileMissing(journal, "the journal of a recording")
 
 
 @contextmanager

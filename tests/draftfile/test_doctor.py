@@ -54,6 +54,10 @@ def test_all_damaged_chunks_are_named(path: Path, capsys: pytest.CaptureFixture[
     assert kinds(path) == ["BodyChanged", "PageCorrupt", "PageCorrupt", "PageCorrupt"]
     found = document(capsys, 1, "doctor", str(path))["files"][0]
     assert [finding["row_group"] for finding in found["findings"]] == [None, 0, 0, 3]
+    assert run(["doctor", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [finding["message"] for finding in found["findings"]]
+    assert all(line.startswith(str(path)) for line in lines)
 
 
 def test_all_broken_invariants_are_named(path: Path, tmp_path: Path) -> None:

@@ -61,6 +61,21 @@ def test_info_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert word in text
 
 
+def test_info_names_every_kind_of_row_and_no_table_of_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = {"draft_us": {"us": [1234.5]}, "verify_us": {"us": [6789.5]}}
+    engine = header()["engine"] | {"step_time_profile": times}
+    write(tmp_path / "run.parquet", tables(1, 2, rounds=3, dense=1), header(engine=engine))
+    assert run(["info", str(tmp_path / "run.parquet")]) == 0
+    lines = {words[0]: words[1:] for line in capsys.readouterr().out.splitlines() if (words := line.split())}
+    assert lines["engine"][-3:] == ["step", "times", "given"]
+    assert not {"1234.5", "{"} & set("".join(lines["engine"]))
+    told = [int(word.rstrip(":")) for word in lines["rows"] if word.rstrip(":").isdecimal()]
+    assert told[0] == sum(told[1:])
+    assert len(told) == 5
+
+
 def test_info_reads_the_footer_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "part-0.parquet"
     data = bytearray(path.read_bytes())

@@ -375,6 +375,17 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes | None, er
     assert not list(tmp_path.glob("*.lock"))
 
 
+def test_what_was_recovered_already_is_said_to_be(tmp_path: Path) -> None:
+    keep(tmp_path / "run.journal", tables(4, 2), 0)
+    recover(tmp_path / "run.journal")
+    for path in (tmp_path / "run.journal", tmp_path / "run.parquet"):
+        with pytest.raises(errors.JournalGone, match=r"run.parquet does: .* recovered already"):
+            recover(path)
+    (tmp_path / "run.parquet").write_text("no draft file")
+    with pytest.raises(errors.FileMissing, match="expected the journal"):
+        recover(tmp_path / "run.parquet")
+
+
 def test_nobody_is_sent_to_recover_what_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.journal"
     path.touch()
