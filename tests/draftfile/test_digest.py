@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_drafts import tables, write
 
+from dflash.draftfile import digest
 from dflash.draftfile.columns import COLUMN, COLUMNS, arrow_schema
 from dflash.draftfile.digest import ColumnDigest, TableDigest, content_digest, encode
 from dflash.draftfile.reader import open_draft_file
@@ -107,6 +108,19 @@ def test_nulls_before_the_first_value_count() -> None:
     late.update(pa.array([None, 1], pa.int32()))
     later.update(pa.array([None, None, 1], pa.int32()))
     assert late.hexdigest() != later.hexdigest()
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 3000])
+def test_a_column_is_digested_in_pieces_as_it_is_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(digest, "_AT_ONCE", at_once)
+    table = pa.concat_tables(tables(7, 4, dense=2, features=True)).combine_chunks().slice(1)
+    for name in table.column_names:
+        found = ColumnDigest()
+        found.update(table[name])
+        whole = hashlib.sha256(encode(table[name].combine_chunks())).hexdigest()
+        assert found.hexdigest() in (whole, None), name
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
