@@ -43,7 +43,8 @@ def run(as_json: bool, options: Mapping[str, Any]) -> int:
     """Train; returns the exit code."""
     if options["online"] == bool(options["draft_files"]):
         raise UsageError("Expected --online or --draft-files, one of them.")
-    folder = _open_folder(options["output"], options["resume"], options["overwrite"])
+    folder: Path = options["output"]
+    _refuse_folder(folder, options["resume"], options["overwrite"])
     settings = train_settings(options)
     target = load({**options, "target_quant": "none"})
     if settings.text.length > target.window:
@@ -152,14 +153,12 @@ def _texts(
     return Library(target.model, target.tokenizer, settings.text, taps, given, settings.seed), settings
 
 
-def _open_folder(folder: Path, resume: bool, overwrite: bool) -> Path:
+def _refuse_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise UsageError("Expected --resume or --overwrite, found both.")
-    folder.mkdir(parents=True, exist_ok=True)
-    taken = {path.name for path in folder.iterdir()}
+    taken = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if taken and not resume and not (overwrite and taken <= _OWN_FILES):
         raise OutputTaken(folder)
-    return folder
 
 
 def _card(training: Training, texts: Texts, drafter: BlockDrafter) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Training:
         target: Whose drafter it is.
         settings: What decides the result.
         texts: Where texts come from.
-        folder: Where checkpoints go.
+        folder: Where checkpoints go; made once there is something to learn from.
         pace: When to look up.
         identity: What a checkpoint must agree with.
     """
@@ -145,6 +145,7 @@ class Training:
             corpus = self.texts.training(round_, None, tell)
         if not bool((corpus.own[:, 1:] & corpus.own[:, :-1]).any()):
             raise NothingToDraft
+        self.folder.mkdir(parents=True, exist_ok=True)
         output = self.target.model.get_output_embeddings()
         learner = Learner(drafter, output, corpus, self.settings.step, self.settings.seed)
         if state:

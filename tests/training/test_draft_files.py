@@ -101,3 +101,22 @@ def test_files_that_cannot_be_learned_from_are_refused(tiny, other_folder, recor
     few.write_text("Hello", encoding="utf-8")
     with pytest.raises(TooFewRequests):
         RecordedTexts([record("few.parquet", "--features", "all", prompts=few)], tiny, settings)
+
+
+@pytest.mark.parametrize("kind", ["few", "fingerprints", "taps", "resume", "missing"])
+def test_what_is_refused_leaves_no_folder(tiny_folder, record, recorded, tmp_path, capsys, kind):
+    few = tmp_path / "few.txt"
+    few.write_text("Hello", encoding="utf-8")
+    file = {
+        "few": lambda: record("one.parquet", "--features", "all", prompts=few),
+        "fingerprints": lambda: record("prints.parquet"),
+        "missing": lambda: tmp_path / "missing.parquet",
+    }.get(kind, lambda: recorded)()
+    more = {"taps": ["--taps", "0"], "resume": ["--resume"]}.get(kind, [])
+    words = ["train", "--family", "dspark", "--target", str(tiny_folder), "--draft-files", str(file)]
+    words += ["--layers", "1", "--steps", "1"]
+    assert run([*words, "-o", str(tmp_path / "new" / "trained"), *more]) == 2
+    told = capsys.readouterr().err
+    assert "error: " in told
+    assert "--family" not in told
+    assert not (tmp_path / "new").exists()
