@@ -26,7 +26,7 @@ DEFINITIONS: Mapping[str, str] = {
     "left_trunk": "requests whose walk left the trunk; their last round counts, nothing after it does",
     "near_ties": "rounds in which less than the file's tie tolerance decided a choice, a cut or a draft",
     "walk": "what a closed-loop replay of this policy would be on a dense recording: path-exact, law-exact, "
-    "lossy (to where it leaves the trunk), or none (re-judge)",
+    "lossy (to where it leaves the trunk), simulation (a control ties requests together), or re-judge (none)",
     "lossless": "whether the emitted tokens follow the target's own law",
     "changed_rounds": "live rounds in which the policy accepts another number of nodes than was recorded",
     "off_choice_rounds": "live rounds that accept a token other than the target's own choice at its place",

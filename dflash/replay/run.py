@@ -150,7 +150,19 @@ def _rows(
         for way, counter in counters.items()
         for index, row in zip(chosen[way], counter.rows(), strict=True)
     }
-    return [replace(rows[index], recorded=same(policy, recorded)) for index, policy in enumerate(asked)]
+    return [
+        replace(
+            rows[index],
+            recorded=same(policy, recorded),
+            walk=_walk_of(rows[index].walk, policy, first.header.lanes),
+        )
+        for index, policy in enumerate(asked)
+    ]
+
+
+def _walk_of(walk: str, policy: Policy, lanes: int) -> str:
+    """What a walk is, now that one knows in how many lanes requests ran beside each other."""
+    return "simulation" if walk == str(Exactness.PATH) and policy.control.simulated(lanes) else walk
 
 
 def _require_decisions(asked: Sequence[Policy], ways: Sequence[Way]) -> None:

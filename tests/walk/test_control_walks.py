@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import draft_runs
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 from live_rounds import hold
 
+from dflash.cli.main import run
 from dflash.draftfile.run import open_run
 from dflash.engine.control import LaneControl
 from dflash.errors import UsageError
@@ -88,11 +91,22 @@ def test_a_smaller_recording_clips_the_walk_and_counts(tiny, tmp_path):
     assert row.exactness == "path-exact"
 
 
-def test_walks_of_tied_requests_say_that_they_are_simulations(tiny, tmp_path):
+def test_walks_of_tied_requests_say_that_they_are_simulations(tiny, tmp_path, capsys):
     dense = draft_runs.record(tiny, draft_runs.prompts(2), tmp_path / "dense.parquet", dense=True, **GIVEN)
-    rows = replay(open_run([dense]).files, [parse_policy(text) for text in (*OWN, *TIED)]).rows
-    assert [row.exactness for row in rows] == ["path-exact"] * 3 + ["simulation"] * 3
+    files, asked = open_run([dense]).files, [parse_policy(text) for text in (*OWN, *TIED)]
+    rows = replay(files, asked).rows
+    words = ["path-exact"] * 3 + ["simulation"] * 3
+    assert [row.exactness for row in rows] == words
     assert all("simulation" in " ".join(row.remarks) for row in rows[3:])
+    assert [row.walk for row in rows] == words == [row.walk for row in replay(files, asked, dense=False).rows]
+    assert run(["replay", str(dense), "--rejudge", "--policy", OWN[0], "--policy", TIED[0]]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("simulation") == 2
+    assert "walk: what a closed-loop replay" in told
+    assert run(["replay", str(dense), "--json", "--policy", TIED[0]]) == 0
+    document = json.loads(capsys.readouterr().out)
+    schema = Path(__file__).parents[2] / "schemas" / "replay_v1.schema.json"
+    Draft202012Validator(json.loads(schema.read_text("utf-8"))).validate(document)
 
 
 @pytest.mark.parametrize("policy", [WINDOW, TIED[0], TIED[1], MOVING])

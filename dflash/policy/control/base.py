@@ -220,6 +220,10 @@ class Control(ABC):
         """Whether a request's rounds depend on other requests."""
         return self.batch or self.streams
 
+    def simulated(self, lanes: int) -> bool:
+        """Whether a walk over requests that were recorded in so many lanes is a simulation."""
+        return self.batch or (self.streams and lanes > 1)
+
     @abstractmethod
     def scheduler(self, frame: Frame, size: int) -> Scheduler:
         """Return a scheduler for `size` scopes of which nothing is known.
