@@ -86,6 +86,7 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         talk(f"features: {kept}, {each} bytes a committed token, before compression")
     if session.warms_up and session.target.device.type == "cuda":
         talk("warming up; the first run on a machine compiles kernels, for a minute or two")
+    session.engine.before_rest = lambda: talk("scoring dense rows of what was answered")
     with (
         _interrupts(session) as waiting,
         _journal_told(session),
@@ -97,7 +98,7 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
             told.request,
             watch_pace=level() >= Level.NORMAL,
         )
-    code = _close(recording, as_json)
+    code = _close(recording, as_json, total)
     if (remark := session.drafter.remark()) is not None:
         talk(remark)
     if recording.pace is not None and (recording.pace.lost or recording.pace.paid):
@@ -196,12 +197,14 @@ def _idle() -> bool:
         return False
 
 
-def _close(recording: Recording, as_json: bool) -> int:
+def _close(recording: Recording, as_json: bool, total: int | None) -> int:
     if recording.unwritten is not None:
         warn(f"the last metrics could not be written: {recording.unwritten}")
     for error in recording.lost:
         warn(f"left out: {error}")
     document = summary(recording)
+    if recording.interrupted:
+        talk(_cut_short(document, total))
     if as_json:
         if waited := _waited(document):
             talk(waited)
@@ -211,6 +214,15 @@ def _close(recording: Recording, as_json: bool) -> int:
     if recording.interrupted:
         return Exit.INTERRUPTED
     return Exit.LOST if recording.lost else Exit.DONE
+
+
+def _cut_short(document: Mapping[str, Any], total: int | None) -> str:
+    """How much of a run an interruption cost; nobody knows how many requests a stream would have had."""
+    begun, cut = document["requests"], document["finish"].get("interrupted", 0)
+    left = 0 if total is None else max(0, total - begun)
+    return f"interrupted: {cut} of {begun + left} requests cut short" + (
+        f", {left} not begun" if left else ""
+    )
 
 
 def _paid(pace: Verdict) -> str:

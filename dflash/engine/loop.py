@@ -73,6 +73,7 @@ class Engine:
 
     Attributes:
         wasted_rounds: Rounds that were begun after their request had ended, and discarded.
+        before_rest: Called once before the dense rows of requests that were broken off are computed.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Engine:
         self.features = features
         self.dense = dense
         self.wasted_rounds = 0
+        self.before_rest: Callable[[], None] = lambda: None
         self._step = 0
 
     def run(
@@ -135,12 +137,14 @@ class Engine:
                         self.round(going, sink)
         finally:
             self._drop_prompts()
-            for lane, _ in busy.values():
-                # a prompt without a first token was not answered at all
-                if begun(lane):
-                    if not lane.done:
-                        lane.interrupt()
-                    self._close(lane, sink)
+            # a prompt without a first token was not answered at all
+            rest = [lane for lane, _ in busy.values() if begun(lane)]
+            if rest and self.dense is not None:
+                self.before_rest()
+            for lane in rest:
+                if not lane.done:
+                    lane.interrupt()
+                self._close(lane, sink)
 
     def warm_up(self, context: int) -> None:
         """Do once what the first prompt would wait for else; all lanes must be empty.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
 from dflash.cli.main import run
+from dflash.engine.loop import Engine
 
 
 @pytest.fixture
@@ -74,3 +76,32 @@ def test_a_draft_file_as_prompts_is_one_error(dflash, in_folder, skip):
     (error,) = about(lines, "error")
     assert error.startswith("error: run.parquet: expected prompts as lines")
     assert not (in_folder / "new.parquet").exists()
+
+
+@pytest.mark.parametrize("dense", [[], ["--dense"]], ids=["live", "dense"])
+@pytest.mark.parametrize(
+    ("lanes", "rounds", "told"),
+    [
+        (1, 2, "1 of 3 requests cut short, 2 not begun"),
+        (2, 2, "2 of 3 requests cut short, 1 not begun"),
+        (3, 2, "3 of 3 requests cut short"),
+        (1, None, None),
+    ],
+)
+def test_what_an_interruption_cost_is_told_once(dflash, monkeypatch, lanes, rounds, told, dense):
+    left, played = [rounds], Engine.round
+
+    def interrupted(self, *given):
+        played(self, *given)
+        if left[0] is not None:
+            left[0] -= 1
+            if left[0] == 0:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Engine, "round", interrupted)
+    words = ["one", "two", "three", "--drafter", "none", "--lanes", str(lanes), *dense]
+    code, lines = dflash(*words, "-o", "run.parquet", "--max-new-tokens", "40")
+    assert code == (0 if told is None else 130)
+    assert about(lines, "interrupted") == ([] if told is None else [f"interrupted: {told}"])
+    scoring = about(lines, "scoring dense rows of what was answered")
+    assert len(scoring) == (told is not None and bool(dense))
