@@ -10,6 +10,7 @@ import numpy as np
 from dflash.diff.acceptance import Acceptance
 from dflash.diff.aligned import Aligned, align
 from dflash.diff.changes import Elements
+from dflash.diff.cut import CutShort
 from dflash.diff.decisions import Decisions, list_elements
 from dflash.diff.drafts import Drafts
 from dflash.diff.features import Features, comparable_features, fingerprints
@@ -49,6 +50,7 @@ class Comparison:
     requests: Requests
     tokens: Tokens
     infos: RequestSettings = field(default_factory=RequestSettings)
+    cut: CutShort = field(default_factory=CutShort)
     drafts: Drafts = field(default_factory=Drafts)
     probabilities: Probabilities = field(default_factory=Probabilities)
     features: Features = field(default_factory=Features)
@@ -65,6 +67,7 @@ class Comparison:
         pairs = pair_rows(a, b, parting, self.settings.on)
         self.requests.add(a, b, self.ledger)
         self.requests.count(a, b, pairs, parting)
+        self.cut.add(a, b, pairs, parting)
         self.infos.add(a, b)
         self.tokens.add(a, b, left, right, parting, self._tie_tolerance(*heat))
         self.acceptance.add(a, b)

@@ -56,7 +56,7 @@ class Decisions:
 
     def add_ends(self, a: Block, b: Block) -> None:
         """Count requests; a request ends with its last row that decided anything."""
-        ends = [_ends(block) for block in (a, b)]
+        ends = [endings(block) for block in (a, b)]
         self.requests += len(ends[0])
         self.same_end += int((ends[0] == ends[1]).sum())
 
@@ -117,7 +117,8 @@ def _path(block: Block, row: int) -> str | None:
     return " ".join(str(tokens[node]) for node in path) or "nothing"
 
 
-def _ends(block: Block) -> I64:
+def endings(block: Block) -> I64:
+    """Why each request ended: what its last decision says; `[requests]`, None without any."""
     reasons = block.flat("truncated_by")
     decided = np.where(reasons.valid, np.arange(len(reasons.valid)), -1)
     last = np.maximum.reduceat(decided, block.starts) if len(block.starts) else decided

@@ -58,6 +58,10 @@ class Ledger:
         """Whether anything that came out lies beyond the tolerance."""
         return any(change.beyond for change in self._weighty(_NAMES))
 
+    def beyond_but(self, name: str) -> bool:
+        """As `beyond`, one column left out."""
+        return any(change.beyond for change in self._weighty((*_NAMES, name)))
+
     @property
     def beyond_law(self) -> bool:
         """As `beyond`, raw logits taken as log p."""

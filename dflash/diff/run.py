@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dflash.diff.acceptance import AcceptanceReport, same_report
-from dflash.diff.cause import causes
+from dflash.diff.cause import Findings, causes
 from dflash.diff.comparison import Comparison
 from dflash.diff.identity import differences, same_headers
 from dflash.diff.keys import prompt_key
@@ -17,7 +17,7 @@ from dflash.diff.settings import ALIGNING, Columns, Settings
 from dflash.diff.stream import chunks
 from dflash.diff.thresholds import Metric, Threshold
 from dflash.diff.tokens import Tokens
-from dflash.diff.verdict import Verdict, judge
+from dflash.diff.verdict import Verdict, broken_off, judge
 from dflash.draftfile.run import Run
 
 
@@ -85,8 +85,11 @@ def _close(
 ) -> Diff:
     settings, headers = found.settings, differences(a.header, b.header)
     noise = any(difference.key == "tokenizer.digest" for difference in headers)
+    cut = [] if noise else broken_off(found, a, b)
     if read == "digests":
         verdict = Verdict.IDENTICAL
+    elif cut:
+        verdict = Verdict.SHORTER
     else:
         verdict = judge(found, acceptance, same_headers(a.header, b.header) and not columns.differ, not noise)
     metrics = _metrics(found, acceptance, read == "digests")
@@ -101,7 +104,7 @@ def _close(
         verdict=verdict,
         exit_code=code,
         summary=_summary(verdict, found, acceptance, a, b),
-        causes=_causes(verdict, found, headers, noise, acceptance),
+        causes=[*cut, *_causes(verdict, found, headers, noise, acceptance)],
         read=read,
         asked=_asked(settings),
         sections={
@@ -119,6 +122,8 @@ def _causes(
 ) -> list[str]:
     if verdict is Verdict.IDENTICAL:
         return []
+    if verdict is Verdict.SHORTER:
+        return causes(headers, Findings())
     if verdict is not Verdict.UNALIGNED:
         return causes(headers, findings(found, acceptance.tau))
     return causes(headers, findings(found)) if noise else []

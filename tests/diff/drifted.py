@@ -15,6 +15,7 @@ from sample_drafts import PADDED, K, dense_row, header, live_row, prefill_row, w
 from dflash.diff import Settings, diff
 from dflash.draftfile.rows import RequestRows
 from dflash.draftfile.run import open_run
+from dflash.draftfile.writer import RunStatus
 
 Rows = list[dict[str, Any]]
 Requests = dict[str, Rows]
@@ -39,7 +40,13 @@ def recording(requests: int = 3, seed: int = 0) -> Requests:
     return {f"r{number}": _request(seed * 100 + number, f"r{number}") for number in range(requests)}
 
 
-def save(path: Path, requests: Requests, order: Sequence[str] = (), **changes: Any) -> Path:
+def save(
+    path: Path,
+    requests: Requests,
+    order: Sequence[str] = (),
+    status: RunStatus = "finished",
+    **changes: Any,
+) -> Path:
     """Write a draft file."""
     tables = []
     for name in order or list(requests):
@@ -47,7 +54,7 @@ def save(path: Path, requests: Requests, order: Sequence[str] = (), **changes: A
         for row in requests[name]:
             rows.append(row)
         tables.append(rows.table())
-    write(path, tables, head(**changes), overwrite=True)
+    write(path, tables, head(**changes), status, overwrite=True)
     return path
 
 

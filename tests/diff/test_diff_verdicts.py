@@ -15,6 +15,7 @@ from tiny_recorder import Proposal, Recorder
 
 from dflash.diff import On
 from dflash.draftfile.columns import COLUMNS
+from dflash.draftfile.writer import RunStatus
 
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LISTS = {"listed", "columns"}
@@ -289,3 +290,56 @@ def test_different_tokenizers_make_noise(made: dict[str, Path], tmp_path: Path) 
     assert "noise" in told["causes"][0]
     assert told["sections"]["identity"]["header"][0]["key"] == "tokenizer.digest"
     assert {told["sections"][name]["status"] for name in ("tokens", "drafts", "probabilities")} == {"noise"}
+
+
+def broken(requests: Requests, rounds: int, missing: int) -> Requests:
+    """What an interruption leaves: r0 whole, r1 with its first rounds and their dense rows, no last ones."""
+
+    def cut(found: Requests) -> None:
+        rows = found["r1"][: 1 + rounds]
+        rows[-1]["truncated_by"] = "interrupted"
+        end = rows[-1]["anchor_position"]
+        dense = [row for row in found["r1"] if row["kind"] == 1 and row["anchor_position"] < end]
+        found["r1"] = rows + dense
+        for number in range(len(found) - missing, len(found)):
+            del found[f"r{number}"]
+
+    return edited(requests, cut)
+
+
+@pytest.mark.parametrize("on", list(On))
+@pytest.mark.parametrize("status", ["interrupted", "recovered", "finished"])
+@pytest.mark.parametrize(("rounds", "missing"), [(0, 0), (2, 0), (3, 1)])
+def test_a_recording_that_was_broken_off_is_no_drift(
+    tmp_path: Path, rounds: int, missing: int, status: RunStatus, on: On
+) -> None:
+    whole = recording()
+    a = save(tmp_path / "a.parquet", whole)
+    b = save(tmp_path / "b.parquet", broken(whole, rounds, missing), status=status)
+    for name, told in (("B", compare(a, b, on=on)), ("A", compare(b, a, on=on))):
+        assert told["exit_code"] == 1
+        if status == "finished":
+            assert told["verdict"] != "equal as far as both go"
+            continue
+        assert told["verdict"] == "equal as far as both go"
+        (cause,) = told["causes"]
+        assert cause.startswith(
+            f"{name} was {status}: 1 of its requests end sooner and {missing} are missing"
+        )
+
+
+@pytest.mark.parametrize("change", ["bonus_token", "slot_lse", "truncated_by", "other side"])
+def test_what_else_differs_is_not_put_down_to_the_end(tmp_path: Path, change: str) -> None:
+    whole = recording()
+    short = broken(whole, 2, 0)
+    if change == "other side":
+        whole["r0"], status = whole["r0"][:3], "interrupted"
+    else:
+        row, status = short["r0"][2], "interrupted"
+        row[change] = {"bonus_token": 3, "slot_lse": np.asarray(row["slot_lse"]) + 1, "truncated_by": "stop"}[
+            change
+        ]
+    a, b = save(tmp_path / "a.parquet", whole), save(tmp_path / "b.parquet", short, status=status)
+    told = compare(a, b)
+    assert told["verdict"] in ("different", "drifted, acceptance unchanged")
+    assert not any("interrupted" in cause for cause in told["causes"])

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dflash.draftfile.layout import parquet_writer
 from dflash.draftfile.metadata import STAMPS, sealed, stamp
 from dflash.draftfile.rows import RequestRows
-from dflash.draftfile.writer import DraftFileWriter, Published
+from dflash.draftfile.writer import DraftFileWriter, Published, RunStatus
 
 VOCAB, PADDED, K = 100, 128, 4
 LIVE, DENSE, PREFILL, FEATURES = 0, 1, 2, 3
@@ -213,12 +213,16 @@ def tables(seed: int, requests: int = 3, **shape: Any) -> list[pa.Table]:
 
 
 def write(
-    path: Path, requests: Sequence[pa.Table], head: Mapping[str, Any] | None = None, **options: Any
+    path: Path,
+    requests: Sequence[pa.Table],
+    head: Mapping[str, Any] | None = None,
+    status: RunStatus = "finished",
+    **options: Any,
 ) -> Published:
     with DraftFileWriter(path, head or header(), **{"run_id": "run", **options}) as writer:
         for table in requests:
             writer.write_request(table)
-        return writer.finish()
+        return writer.finish(status)
 
 
 Pairs = dict[str, str]
