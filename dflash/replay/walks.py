@@ -239,7 +239,7 @@ def _last_common(dense: DenseBatch, marks: Sequence[Sequence[Mark]]) -> I64:
 def _simulated(policy: Policy, lanes: int) -> tuple[str, ...]:
     """Say where a walk is a simulation, since requests depend on each other."""
     control = policy.control
-    if not (control.batch or (control.streams and lanes > 1)):
+    if not control.simulated(lanes):
         return ()
     return (
         f"a simulation: control {control.name} ties requests together; they run in file order in {lanes} "
