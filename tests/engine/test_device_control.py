@@ -29,7 +29,8 @@ CONTROLS = {
     "ema": "match:control=ema,control.candidates=0/1/3,control.after=2,control.every=1,control.down=0.3",
     "heuristic": "match:control=heuristic,control.after=1",
     "heuristic, a round late": "match:length=2,control=heuristic,control.after=1,control.lag=1",
-    "goodput": "match:control=goodput,control.shortest=0,control.after=2,control.weight=0.5",
+    "goodput": "match:control=goodput,control.shortest=0,control.after=2,control.weight=0.5,control.gain=0,"
+    "control.every=3,control.again=4,control.rarely=8",
     "schedule": "match:control=schedule,control.table=1:4/2:1/3:0",
 }
 
@@ -142,7 +143,7 @@ def test_requests_of_many_lanes_are_the_same(
     [
         (CONTROLS["goodput"], 0.0, "soon"),
         (CONTROLS["goodput"], 0.8, "never"),
-        (CONTROLS["goodput"] + ",control.scope=stream,control.every=3,control.again=4", 0.8, "never"),
+        (CONTROLS["goodput"] + ",control.scope=stream", 0.8, "never"),
         (CONTROLS["schedule"], 0.8, "soon"),
         (CONTROLS["window"] + ",control.scope=stream", 0.8, "soon"),
         (CONTROLS["heuristic"] + ",control.scope=stream", 0.0, "never"),
