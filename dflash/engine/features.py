@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +15,6 @@ from dflash.draftfile.feature_values import groups_of, value_bytes
 from dflash.engine.recorder.feature_columns import planes
 from dflash.kernels.feature_codes import Encoding, encode_features
 from dflash.policy.philox import philox4x32
-
-_Thing = TypeVar("_Thing")
 
 FINGERPRINT = 16
 PROMPT_FEATURES = 3
@@ -57,50 +56,37 @@ class PromptFeatures(NamedTuple):
 
 
 class SentLines(NamedTuple):
-    """Tensors on their way to the host, in one copy.
+    """Groups of tensors on their way to the host, in one copy.
 
     Attributes:
-        bytes_: of all of them, those of larger numbers first, so that each starts where its numbers may.
-        kinds: dtype and shape of each, by group.
+        groups: where each of them arrives.
         arrived: after the copy; None where there was nothing to wait for.
     """
 
-    bytes_: torch.Tensor
-    kinds: list[list[tuple[torch.dtype, torch.Size]]]
+    groups: list[list[torch.Tensor]]
     arrived: torch.cuda.Event | None
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[torch.Tensor]]) -> SentLines:
         """Send groups of tensors, behind what computes them."""
-        every = _by_size([tensor for group in groups for tensor in group], lambda tensor: tensor.dtype)
-        whole = torch.cat([tensor.contiguous().view(torch.uint8).flatten() for tensor in every])
-        kinds = [[(tensor.dtype, tensor.shape) for tensor in group] for group in groups]
-        if not whole.is_cuda:
-            return cls(whole, kinds, None)
-        host = torch.empty(whole.shape, dtype=torch.uint8, pin_memory=True)
-        host.copy_(whole, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return cls(host, kinds, arrived)
+        # those of larger numbers first, so that each starts where its numbers may
+        every = sorted(chain.from_iterable(groups), key=lambda tensor: -tensor.itemsize)
+        host = torch.cat([tensor.contiguous().view(torch.uint8).flatten() for tensor in every])
+        arrived = None
+        if host.is_cuda:
+            whole, host = host, torch.empty(host.shape, dtype=torch.uint8, pin_memory=True)
+            host.copy_(whole, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        parts = zip(every, host.split([tensor.nbytes for tensor in every]), strict=True)
+        goals = {id(tensor): part.view(tensor.dtype).view(tensor.shape) for tensor, part in parts}
+        return cls([[goals[id(tensor)] for tensor in group] for group in groups], arrived)
 
     def lines(self) -> list[list[NDArray[Any]]]:
         """Wait for them; the groups."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        places = [(group, place) for group, kinds in enumerate(self.kinds) for place in range(len(kinds))]
-        found: list[list[Any]] = [[None] * len(kinds) for kinds in self.kinds]
-        start = 0
-        for group, place in _by_size(places, lambda at: self.kinds[at[0]][at[1]][0]):
-            dtype, shape = self.kinds[group][place]
-            end = start + shape.numel() * dtype.itemsize
-            found[group][place] = self.bytes_[start:end].view(dtype).view(shape).numpy()
-            start = end
-        return found
-
-
-def _by_size(things: Sequence[_Thing], dtype: Callable[[_Thing], torch.dtype]) -> list[_Thing]:
-    """Things in order of the size of their numbers, the largest first."""
-    return sorted(things, key=lambda thing: -dtype(thing).itemsize)
+        return [[tensor.numpy() for tensor in group] for group in self.groups]
 
 
 class FeatureMode(StrEnum):

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash.engine.control import indices
-from dflash.engine.dense.late import LateSink
 from dflash.engine.device.arrays import Records
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.device.ladder import Launched, RoundLadder, Shapes
@@ -115,8 +114,6 @@ class AdaptiveEngine(DeviceEngine):
 
     def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """Queue rounds ahead, and take in the oldest that are unread."""
-        if isinstance(sink, LateSink):
-            sink.tend()
         self._forget_empty()
         while self._launch(lanes):
             pass

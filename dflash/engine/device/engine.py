@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,26 +83,25 @@ class DeviceEngine(PromptedEngine):
             self.drafter.moved(lane.index, stored)
 
     def run(
-        self,
-        conversations: Iterable[Conversation],
-        sink: Sink,
-        on_text: Callable[[str], None] | None = None,
-        stopping: Callable[[], bool] = lambda: False,
+        self, conversations: Iterable[Conversation], sink: Sink, *how: Any, **more: Any
     ) -> Iterator[Lane]:
         """As `Engine.run`; rounds go on while the dense rows of requests that have ended are computed."""
         if self.dense is None:
-            yield from super().run(conversations, sink, on_text, stopping)
+            yield from super().run(conversations, sink, *how, **more)
             return
         late = LateSink(sink)
         try:
-            yield from super().run(conversations, late, on_text, stopping)
+            yield from super().run(conversations, late, *how, **more)
         finally:
             late.flush()
 
-    def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
-        """Queue a chain of rounds of every open lane, and take in the chain before."""
+    def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
         if isinstance(sink, LateSink):
             sink.tend()
+        super()._join(lanes, sink)
+
+    def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
+        """Queue a chain of rounds of every open lane, and take in the chain before."""
         before, chain = self._flying, self.rounds.plan.chain
         self._flying = None
         # every round of a live lane emits a token
