@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ from dflash.policy.step_time import StepTime
 from dflash.target.sampling import Sampling
 
 PLAIN, SPECULATIVE = "plain", "speculative"
-RECORDED, HOST = "recorded", "host"
+RECORDED, HOST, GROUPS = "recorded", "host", "in groups"
 # of a list whose requests end before those of the one before, in seconds
 SHORTEST = 1e-9
 
@@ -42,6 +42,7 @@ class DecodeSettings:
             answer or to `new_tokens` tokens.
         features: what the recorded sides keep; hidden states as `feature_dtype`.
         dense: whether they draft from every position besides.
+        groups: whether speculative sides without control run in two groups of lanes, too.
     """
 
     length: int
@@ -53,6 +54,7 @@ class DecodeSettings:
     recorded: bool = True
     host: bool = False
     chain: int | None = None
+    groups: bool = False
     policies: tuple[str, ...] = ("match",)
     step_time: StepTime | None = None
     lists: tuple[tuple[Prompt, ...], ...] = ()
@@ -67,7 +69,7 @@ class DecodeSettings:
 
 
 class Side(NamedTuple):
-    """A way to decode: plain or speculative, and recorded, or through the host, or neither.
+    """A way to decode: plain or speculative, and recorded, or through the host, or in groups, or none of it.
 
     Attributes:
         policy: which of several speculates.
@@ -163,6 +165,7 @@ def settings_of(
         rounds="host" if side.manner == HOST else "device",
         keep_host=False,
         chain=given.chain,
+        overlap="groups" if side.manner == GROUPS else "none",
         step_time=given.step_time,
     )
 
@@ -244,12 +247,28 @@ def first_token(subject: Subject, given: DecodeSettings) -> FirstToken:
     return FirstToken(*found)
 
 
-def sides_of(given: DecodeSettings) -> list[Side]:
-    """The sides that are compared; one policy has no name."""
+def sides_of(given: DecodeSettings, lanes: int) -> list[Side]:
+    """The sides that are compared at some number of lanes; one policy has no name."""
     manners = [None, *([RECORDED] if given.recorded else []), *([HOST] if given.host else [])]
-    several = given.policies if len(given.policies) > 1 else (None,)
-    plain = [Side(PLAIN, manner) for manner in manners]
-    return plain + [Side(SPECULATIVE, manner, policy) for policy in several for manner in manners]
+    found = [Side(PLAIN, manner) for manner in manners]
+    for policy in given.policies:
+        name = policy if len(given.policies) > 1 else None
+        apart = given.groups and lanes > 1 and not parse_policy(policy).control.adaptive
+        found += [Side(SPECULATIVE, manner, name) for manner in [*manners, *([GROUPS] if apart else [])]]
+    return found
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Sides at several numbers of lanes.
+
+    Attributes:
+        results: of all sides at one number of lanes after the other.
+        interrupted: whether Ctrl-C left some out, or repeats of some.
+    """
+
+    results: list[SideResult] = field(default_factory=list)
+    interrupted: bool = False
 
 
 def measure(
@@ -257,26 +276,43 @@ def measure(
     given: DecodeSettings,
     lanes: Sequence[int],
     say: Callable[[str], None] = lambda text: None,
-) -> list[SideResult]:
+) -> Comparison:
     """Decode every side at every number of lanes, sides in turn so that drift hits all alike.
 
-    The first run of each, which compiles kernels and captures graphs, is not counted.
+    The first run of each, which compiles kernels and captures graphs, is not counted. Ctrl-C ends it with
+    what was measured by then, of every number of lanes at which all sides have run.
     """
-    results = []
+    found = Comparison()
     for count in lanes:
-        with TemporaryDirectory() as folder:
-            sides = sides_of(given)
-            decoders = [Decoder(subject, side, count, given, _inside(folder, side)) for side in sides]
-            for decoder in decoders:
-                say(f"{count} lanes: warming up {decoder.side.name}")
-                decoder.run()
-            runs: dict[Side, list[Run]] = {side: [] for side in sides}
-            for repeat in range(given.repeats):
-                order = decoders if repeat % 2 == 0 else decoders[::-1]
-                for decoder in order:
-                    runs[decoder.side].append(decoder.run())
-            results += [SideResult(side, count, tuple(runs[side])) for side in sides]
-    return results
+        runs: dict[Side, list[Run]] = {side: [] for side in sides_of(given, count)}
+        try:
+            _run_in_turn(subject, given, count, runs, say)
+        except KeyboardInterrupt:
+            found.interrupted = True
+        if all(runs.values()):
+            found.results += [SideResult(side, count, tuple(own)) for side, own in runs.items()]
+        if found.interrupted:
+            break
+    return found
+
+
+def _run_in_turn(
+    subject: Subject,
+    given: DecodeSettings,
+    lanes: int,
+    runs: dict[Side, list[Run]],
+    say: Callable[[str], None],
+) -> None:
+    """Add the runs of each side."""
+    with TemporaryDirectory() as folder:
+        decoders = [Decoder(subject, side, lanes, given, _inside(folder, side)) for side in runs]
+        for decoder in decoders:
+            say(f"{lanes} lanes: warming up {decoder.side.name}")
+            decoder.run()
+        for repeat in range(given.repeats):
+            order = decoders if repeat % 2 == 0 else decoders[::-1]
+            for decoder in order:
+                runs[decoder.side].append(decoder.run())
 
 
 def _inside(folder: str, side: Side) -> Path:

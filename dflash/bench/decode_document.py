@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from dflash.bench.decode import PLAIN, RECORDED, DecodeSettings, FirstToken, Side, SideResult
+from dflash.bench.decode import PLAIN, RECORDED, Comparison, DecodeSettings, FirstToken, Side, SideResult
 from dflash.bench.decode_models import Subject
 from dflash.bench.decode_peers import Peer
 from dflash.engine.features import FeatureMode
 
 
 def document(
-    subject: Subject, given: DecodeSettings, results: Sequence[SideResult], first: FirstToken,
+    subject: Subject, given: DecodeSettings, measured: Comparison, first: FirstToken | None,
     peers: Sequence[Peer] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """All that was measured."""
+    """All that was measured; no first tokens where it was interrupted before them."""
+    results = measured.results
     return {
         "schema": "dflash.bench_decode/1",
         "target": subject.name,
@@ -33,7 +34,8 @@ def document(
         "prompt_tokens": given.prompt_tokens,
         "new_tokens": given.new_tokens,
         "rows": [_row(found, results, given) for found in results],
-        "first_token_ms": first._asdict(),
+        "interrupted": measured.interrupted,
+        "first_token_ms": None if first is None else first._asdict(),
         "peers": [peer._asdict() | {"tokens_per_second": peer.tokens_per_second} for peer in peers],
     }
 
@@ -65,7 +67,8 @@ def _run(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _overhead(on: SideResult, off: SideResult, span: str) -> float:
     """Median over pairs of what recording adds to a round's time."""
-    pairs = zip(on.runs, off.runs, strict=True)
+    # an interruption may have left out the last of either
+    pairs = zip(on.runs, off.runs, strict=False)
     found: list[float] = [
         (getattr(mine, span) / mine.rounds) / (getattr(theirs, span) / theirs.rounds) - 1.0
         for mine, theirs in pairs

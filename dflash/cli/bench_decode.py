@@ -60,6 +60,10 @@ from dflash.cli.output import emit, talk
     "--chain", type=click.IntRange(1, 64), help="Rounds queued at once.  [default: 2, and 4 for plain ones]"
 )
 @click.option(
+    "--groups", is_flag=True,
+    help="Policies without control in two groups of lanes, too, one drafting while the other is verified.",
+)  # fmt: skip
+@click.option(
     "--policy", "policies", multiple=True, default=("match",), show_default=True, metavar="POLICY",
     help="Of the speculative sides; repeatable, each a side of its own.",
 )  # fmt: skip
@@ -73,6 +77,7 @@ def decode(as_json: bool, **options: Any) -> None:
 
     Answers never end early, but for those of --prompts. Rates are from the first token to the last, so that
     no start is in them; prompts are, where they are read while others decode. Times are of the host's clock.
+    Ctrl-C ends it with what was measured by then.
     """
     import torch
 
@@ -84,30 +89,43 @@ def decode(as_json: bool, **options: Any) -> None:
     if not torch.cuda.is_available():
         raise NoDevice("dflash bench decode")
     subject, given = _asked(options)
-    results = [found for lanes in options["lanes"] for found in _measured(subject, given, lanes)]
-    talk("first tokens")
-    first = first_token(subject, given)
-    count, others = options["peers"], []
-    if count:
+    measured = _measured(subject, given, options["lanes"])
+    first, others, count = None, [], options["peers"]
+    if not measured.interrupted:
+        talk("first tokens")
+        first = first_token(subject, given)
+    if count and not measured.interrupted:
         prompts = peer_prompts(subject, given, count)
         others = measure_peers(subject.target, prompts, given.length, talk)
-    found = document(subject, given, results, first, others)
+    if not measured.results:
+        raise KeyboardInterrupt
+    found = document(subject, given, measured, first, others)
     names = [file.name for file in options["prompt_files"]]
     emit(found, as_json, lambda console: _render(found, names, console))
+    if measured.interrupted:
+        raise KeyboardInterrupt
 
 
-def _measured(subject: Any, given: Any, lanes: int) -> list[Any]:
-    """All sides at some number of lanes, with step times of just that where a control needs some."""
+def _measured(subject: Any, given: Any, lanes: Sequence[int]) -> Any:
+    """All sides at some numbers of lanes, with step times of just each where a control needs some."""
     from dataclasses import replace
 
-    from dflash.bench.decode import measure
+    from dflash.bench.decode import Comparison, measure
     from dflash.bench.round_profile import profile_rounds
     from dflash.policy.registry import parse_policy
 
     timed = any(parse_policy(policy).control.timed for policy in given.policies)
-    if timed and given.step_time is None:
-        given = replace(given, step_time=profile_rounds(subject, given, [lanes], talk))
-    return measure(subject, given, [lanes], talk)
+    found = Comparison()
+    for count in lanes:
+        own = given
+        if timed and given.step_time is None:
+            own = replace(given, step_time=profile_rounds(subject, given, [count], talk))
+        part = measure(subject, own, [count], talk)
+        found.results += part.results
+        if part.interrupted:
+            found.interrupted = True
+            break
+    return found
 
 
 def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -135,6 +153,7 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
         recorded=options["recorded"],
         host=options["host"],
         chain=options["chain"],
+        groups=options["groups"],
         policies=tuple(dict.fromkeys(options["policies"])),
         step_time=None if cost is None else load_cost(cost).step_time,
         lists=tuple(map(_read, files)),
@@ -181,11 +200,13 @@ def _render(found: Mapping[str, Any], names: Sequence[str], console: Console) ->
             f"{row['emitted_per_round']:.2f}", f"{row['round_us']:,.0f}", *adds,
         )  # fmt: skip
     console.print(table)
-    first = found["first_token_ms"]
-    console.print(f"first token: {first['cold']:.1f} ms, {first['warm']:.1f} ms after a warm-up")
+    if first := found["first_token_ms"]:
+        console.print(f"first token: {first['cold']:.1f} ms, {first['warm']:.1f} ms after a warm-up")
     for peer in found["peers"]:
         rate = peer["failure"] or f"{peer['tokens_per_second']:,.1f} tokens/s with prompts, one by one"
         console.print(f"{peer['name']}: {rate}")
+    if found["interrupted"]:
+        console.print("interrupted: what is missing was not measured")
     console.print("recording: what it adds to a round while decoding; written: until the file is closed")
 
 

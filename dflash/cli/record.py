@@ -71,6 +71,14 @@ _LIMIT = 2**31 - 1
     "target can.",
 )
 @click.option(
+    "--overlap",
+    type=click.Choice(["none", "groups", "auto"]),
+    default="none",
+    show_default=True,
+    help="groups: one half of the lanes drafts while the other is verified, for rounds on the device; auto: "
+    "where a --cost profile says that this can cost 3 % at most.",
+)
+@click.option(
     "--proposal",
     type=click.Choice(["deterministic", "shared", "independent"]),
     help="Law of drafted tokens at a temperature above 0.  [default: what the rule wants]",

@@ -83,6 +83,7 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
         draft_impl=options["draft_impl"],
         numerics=options["numerics"],
         rounds=options["rounds"],
+        overlap=options["overlap"],
         shard=shard,
         metrics=options["metrics"],
         recorder=options["recorder"],
@@ -164,6 +165,7 @@ def load(options: Mapping[str, Any]) -> Target:
 def _needs_gpu(options: Mapping[str, Any]) -> list[str]:
     """The options that only a GPU can do, as they were given."""
     ways = {"target_impl": ("native", "captured"), "draft_impl": ("native",), "rounds": ("device",)}
+    ways |= {"overlap": ("groups",)}
     return [
         f"--{name.replace('_', '-')} {options[name]}"
         for name, values in ways.items()

@@ -25,6 +25,7 @@ from dflash.target.native_support import DraftImpl, TargetImpl
 from dflash.target.quantise import Quantisation
 
 RecorderPlace = Literal["auto", "inline", "process"]
+Overlap = Literal["none", "groups", "auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class RecordSettings:
     rounds: Literal["auto", "host", "device"] = "auto"
     # rounds that are queued on the device at once
     chain: int | None = None
+    # whether one half of the lanes drafts while the other is verified
+    overlap: Overlap = "none"
     shard: Shard | None = None
     metrics: Path | None = None
     recorder: RecorderPlace = "auto"
@@ -88,6 +91,7 @@ class RecordSettings:
                 )
 
         self._check_control()
+        self._check_overlap()
 
     def _check_control(self) -> None:
         """Refuse a control that lacks what it needs, before a model is loaded."""
@@ -103,6 +107,21 @@ class RecordSettings:
                 f"The control {control.name} ties requests together, and those that a resumed run keeps are "
                 "over; record again, or use a control of scope request that does not look at the batch."
             )
+
+    def _check_overlap(self) -> None:
+        """Refuse groups of lanes where there is nothing to overlap."""
+        if self.overlap != "groups":
+            return
+        control = self.policy.control
+        if self.lanes < 2:
+            raise UsageError(f"Expected --lanes 2 or more with --overlap groups, found {self.lanes}.")
+        if control.adaptive:
+            raise UsageError(
+                f"Expected a policy without control with --overlap groups, found {control.name}, which "
+                "follows rounds of all lanes."
+            )
+        if self.rounds == "host":
+            raise UsageError("Expected rounds on the device with --overlap groups, found --rounds host.")
 
     def _check_fan(self) -> None:
         if self.fan is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import jsonschema
 import pytest
 import torch
 
-from dflash.bench.decode import DecodeSettings, FirstToken, first_token, measure, peer_prompts
+from dflash.bench.decode import Decoder, DecodeSettings, FirstToken, first_token, measure, peer_prompts
+from dflash.bench.decode_clock import Run
 from dflash.bench.decode_document import document
 from dflash.bench.decode_models import RandomSubject, Subject, random_target
 from dflash.bench.decode_peers import measure_peers
@@ -41,16 +43,49 @@ def test_every_side_decodes_all_tokens(
 ) -> None:
     subject = small_subject(monkeypatch)
     given = DecodeSettings(
-        3, 1, temperature, prompt_tokens=9, new_tokens=5, repeats=1, host=True, policies=(policy,)
-    )
+        3, 1, temperature, prompt_tokens=9, new_tokens=5, repeats=1, host=True, groups=True,
+        policies=(policy,),
+    )  # fmt: skip
     found = document(subject, given, measure(subject, given, (1, 2)), first_token(subject, given))
-    assert [row["side"] for row in found["rows"]] == 2 * [
+    sides = [
         "plain", "plain recorded", "plain host", "speculative", "speculative recorded", "speculative host",
+    ]  # fmt: skip
+    # one lane makes no groups, and a control takes all lanes
+    assert [row["side"] for row in found["rows"]] == [
+        *sides, *sides, *(["speculative in groups"] if policy == "match" else []),
     ]  # fmt: skip
     for row in found["rows"]:
         assert [run["tokens"] for run in row["runs"]] == [4 * row["lanes"]]
         assert (row["overhead"] is None) == ("recorded" not in row["side"])
         assert row["emitted_per_round"] >= 1.0
+    schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(json.dumps(found)), schema)
+
+
+@pytest.mark.parametrize("after", [3, 8, 10, 11])
+def test_an_interruption_leaves_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, root: Path, after: int
+) -> None:
+    """Each number of lanes has 4 sides, a warming run of each, and then three in turn: 16 runs."""
+    subject, runs, run = small_subject(monkeypatch), [], Decoder.run
+
+    def interrupted(decoder: Decoder) -> Run:
+        if len(runs) == after:
+            raise KeyboardInterrupt
+        runs.append(decoder.side)
+        return run(decoder)
+
+    monkeypatch.setattr(Decoder, "run", interrupted)
+    given = DecodeSettings(3, prompt_tokens=9, new_tokens=5, repeats=3)
+    measured = measure(subject, given, (1, 2))
+    assert measured.interrupted
+    # a side without any run has no rate to compare the others with
+    expected = Counter(runs[4:]) if after >= 8 else {}
+    assert {result.side: len(result.runs) for result in measured.results} == expected
+    if not expected:
+        return
+    found = document(subject, given, measured, None)
+    assert [row["side"] for row in found["rows"]] == [side.name for side in expected]
     schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(json.loads(json.dumps(found)), schema)
 

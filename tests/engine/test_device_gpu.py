@@ -97,6 +97,23 @@ def test_graphs_have_the_bits_of_launches(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_groups_of_lanes_have_the_bits_of_all_together(
+    targets: dict[str, Any], drafter: str, tmp_path: Path, shape: str, temperature: float
+) -> None:
+    """Their rounds run at the same time on two streams, over halves of the same caches."""
+    found = []
+    for overlap in ("none", "groups", "groups"):
+        given = {"temperature": temperature, "features": "all", "feature_dtype": "int8", "lanes": 5}
+        given |= {"overlap": overlap, "numerics": "replay-exact", "max_new_tokens": 90}
+        rows, engine = recorded(targets["bfloat16"], tmp_path / f"{len(found)}", drafter, shape, **given)
+        assert len({group.stream for group in engine.groups}) == (1 if overlap == "none" else 2)
+        found.append(rows)
+    for again in found[1:]:
+        device_runs.same_rows(again, found[0], atol=0.0, rtol=0.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bf16_rounds_commit_the_tokens_of_the_host(
     targets: dict[str, Any], drafter: str, tmp_path: Path, shape: str, temperature: float

@@ -83,7 +83,7 @@ class AdaptiveEngine(DeviceEngine):
     """
 
     def __init__(self, *parts: Any, ladder: RoundLadder, **more: Any) -> None:
-        super().__init__(*parts, rounds=ladder.rungs[-1].single, **more)
+        super().__init__(*parts, rounds=[ladder.rungs[-1].single], **more)
         self.ladder = ladder
         self._flights: deque[_Flight] = deque()
         self._emitted = 1.0
@@ -217,7 +217,7 @@ class AdaptiveEngine(DeviceEngine):
         batch = landing.open.sum(1)[rows.record]
         numbers = RoundNumbers(*rows, batch, step + rows.record, *shapes)
         maker = flight.launched.maker
-        self._hand_over(maker, landed.records, numbers, landing.lanes, sink, landed.texts)
+        self._hand_over(maker, landed.records, numbers, landing, sink, landed.texts)
 
     def _go_back(self, flight: _Flight, rounds: int) -> None:
         """Undo the last rounds of this flight, and all that were queued after it."""

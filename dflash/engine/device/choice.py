@@ -10,8 +10,9 @@ from dflash.drafters.base import DraftShape
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device.adaptive import AdaptiveEngine
 from dflash.engine.device.engine import DeviceEngine
+from dflash.engine.device.groups import halves, halves_pay
 from dflash.engine.device.ladder import RoundLadder
-from dflash.engine.device.plan import reasons_for_the_host, round_plan
+from dflash.engine.device.plan import RoundPlan, reasons_for_the_host, round_plan
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.loop import Engine
 from dflash.engine.settings import RecordSettings
@@ -36,14 +37,15 @@ def choose_engine(parts: Sequence[Any], settings: RecordSettings) -> Chosen:
     Raises:
         UsageError: rounds on the device were asked for and cannot be.
     """
-    if settings.rounds == "host" or (settings.rounds == "auto" and settings.target_impl == "generic"):
+    on_device = settings.rounds == "device" or settings.overlap == "groups"
+    if settings.rounds == "host" or (not on_device and settings.target_impl == "generic"):
         return Chosen(Engine(*parts), None)
     _, trunk, drafter, _, context, _, features, _ = parts
     shape, policy = largest_live(settings), settings.policy
     reasons = reasons_for_the_host(
         trunk, drafter, policy, context, settings.defaults.sampling, shape, settings.store_topk
     )
-    if reasons and settings.rounds == "device":
+    if reasons and on_device:
         raise UsageError(f"Rounds cannot run on the device: {'; '.join(reasons)}.")
     if reasons or not isinstance(trunk, NativeTrunk):
         return Chosen(Engine(*parts), f"rounds go through the host: {'; '.join(reasons)}")
@@ -53,8 +55,21 @@ def choose_engine(parts: Sequence[Any], settings: RecordSettings) -> Chosen:
         ladder = RoundLadder(trunk, drafts, plan, sorted(parts[0].eos))
         return Chosen(AdaptiveEngine(*parts, ladder=ladder), None)
     plan = replace(plan, chain=settings.chain or plan.chain)
-    rounds = DeviceRound(trunk, drafts, plan, sorted(parts[0].eos))
+    if settings.overlap == "groups" and not plan.shape.length:
+        raise UsageError("Expected drafts with --overlap groups: plain rounds have nothing to overlap.")
+    eos = sorted(parts[0].eos)
+    windows = _windows(settings, plan, trunk.cache.lanes)
+    rounds = [DeviceRound(trunk, drafts, plan, eos, window=window) for window in windows]
     return Chosen(DeviceEngine(*parts, rounds=rounds), None)
+
+
+def _windows(settings: RecordSettings, plan: RoundPlan, lanes: int) -> list[range]:
+    """Lanes that share rounds: all, or two halves, one of which drafts while the other is verified."""
+    groups = settings.overlap == "groups"
+    if settings.overlap == "auto" and settings.step_time is not None:
+        groups = plan.shape.length > 0 and halves_pay(settings.step_time, plan.shape, lanes)
+    # memory may have left room for one only
+    return halves(lanes) if groups and lanes > 1 else [range(lanes)]
 
 
 def largest_live(settings: RecordSettings) -> DraftShape:

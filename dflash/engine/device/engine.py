@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.dense.late import LateSink
 from dflash.engine.device.arrays import Records
+from dflash.engine.device.groups import Flight, LaneGroup, lane_groups
 from dflash.engine.device.landing import Landing
 from dflash.engine.device.law import LaneLaw, Laws
 from dflash.engine.device.prompted import PromptedEngine
+from dflash.engine.device.refill import PromptRound
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
 from dflash.engine.lane import Lane, Truncation
@@ -22,14 +25,6 @@ from dflash.policy.context import DraftSampling
 from dflash.target.scratch import Scratch
 
 
-class _Flight(NamedTuple):
-    """A chain that was queued and not read: its records, the lanes that it was for, its first round."""
-
-    ticket: int
-    lanes: list[Lane]
-    step: int
-
-
 class DeviceEngine(PromptedEngine):
     """Decodes like `Engine`, with rounds that never wait for the host.
 
@@ -37,27 +32,39 @@ class DeviceEngine(PromptedEngine):
     found when the host reads rounds, a chain late: those that the lane has begun by then are dropped.
 
     Attributes:
-        rounds: what runs on the device.
+        groups: of lanes whose rounds share forwards; while one verifies, another drafts.
+        rounds: what runs on the device, of the first group.
         wasted_rounds: rounds of lanes that had met their stop string already.
         quiet: whether rounds leave tokens alone, and no rows.
     """
 
-    def __init__(self, *parts: Any, rounds: DeviceRound, **more: Any) -> None:
+    def __init__(self, *parts: Any, rounds: Sequence[DeviceRound], **more: Any) -> None:
         super().__init__(*parts, **more)
-        self.rounds = rounds
+        self.groups = lane_groups(rounds)
+        self.rounds = rounds[0]
         self.wasted_rounds = 0
         self.quiet = False
-        self._maker = rounds.row_maker()
         count = self.trunk.cache.lanes
         self._laws = np.zeros((count, len(Laws._fields)))
         # of trunks, now and once their requests have ended by length
         self._lengths, self._ends = np.zeros((2, count), np.int64)
-        self._flying: _Flight | None = None
+
+    @cached_property
+    def prompts(self) -> PromptRound:
+        """What reads them."""
+        found = PromptRound(self.trunk, self.drafter, self.rounds.plan)
+        found.beside = [group.stream for group in self.groups if group.stream is not None]
+        return found
 
     def warm_up(self, context: int) -> None:
         """Make what the first prompt and the first round would wait for else."""
         super().warm_up(context)
-        self.rounds.ready(context)
+        for group in self.groups:
+            with group.at_work():
+                group.rounds.ready(context)
+
+    def _group_of(self, lane: Lane) -> LaneGroup:
+        return next(group for group in self.groups if lane.index in group.rounds.window)
 
     def _joined(self, lane: Lane) -> None:
         """A lane has its first token."""
@@ -66,12 +73,16 @@ class DeviceEngine(PromptedEngine):
         self._lengths[lane.index], self._ends[lane.index] = len(lane.trunk), len(lane.trunk) + lane.left
 
     def _hold(self, lanes: Sequence[Lane]) -> None:
-        if going := [lane for lane in lanes if not lane.done]:
-            self.rounds.open(going)
+        for group in self.groups:
+            if going := [lane for lane in group.own(lanes) if not lane.done]:
+                with group.at_work():
+                    group.rounds.open(going)
 
     def _close(self, lane: Lane, sink: Sink) -> None:
         if lane.finish in (Truncation.STOP, Truncation.INTERRUPTED):
-            self.rounds.close(lane.index)
+            group = self._group_of(lane)
+            with group.at_work():
+                group.rounds.close(lane.index)
         self._tell_where(lane)
         super()._close(lane, sink)
 
@@ -102,37 +113,48 @@ class DeviceEngine(PromptedEngine):
 
     def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """Queue a chain of rounds of every open lane, and take in the chain before."""
-        before, chain = self._flying, self.rounds.plan.chain
-        self._flying = None
+        for group in self.groups:
+            before, group.flying = group.flying, None
+            if open_lanes := group.own(lanes):
+                group.flying = self._launched(group, open_lanes, before)
+            if before is not None:
+                self._land(group, before, sink)
+
+    def _launched(self, group: LaneGroup, lanes: list[Lane], before: Flight | None) -> Flight | None:
+        """Queue a chain, if lanes may have more to emit than what is queued before it surely does."""
+        rounds, chain = group.rounds, group.rounds.plan.chain
         # every round of a live lane emits a token
         ahead = 0 if before is None else chain
-        if any(lane.left > ahead for lane in lanes):
-            longest = max(len(lane.trunk) for lane in lanes)
-            self._flying = _Flight(self.rounds.launch(longest), list(lanes), self._step)
-            self._step += chain
-        if before is not None:
-            self._land(before, sink)
+        if all(lane.left <= ahead for lane in lanes):
+            return None
+        with group.at_work():
+            flight = Flight(rounds.launch(max(len(lane.trunk) for lane in lanes)), lanes, self._step)
+        self._step += chain
+        return flight
 
-    def _land(self, flight: _Flight, sink: Sink) -> None:
+    def _land(self, group: LaneGroup, flight: Flight, sink: Sink) -> None:
         """Read a chain's records and hand out their rows."""
         lanes = [lane for lane in flight.lanes if not lane.done]
         if not lanes:
+            group.rounds.forget(flight.ticket)
             return
-        records, chain = self.rounds.read(flight.ticket), self.rounds.plan.chain
-        landing = self._landing(records, lanes)
+        records, chain = group.rounds.read(flight.ticket), group.rounds.plan.chain
+        landing = self._landing(records, lanes, group.window)
         for place in range(chain):
             self._listen(landing, place)
         landing.settle(chain)
-        self._lengths += landing.emitted.sum(0)
+        self._lengths[group.window] += landing.emitted.sum(0)
         if not self.quiet:
             rows = landing.rows()
             batch, step = records["live"].sum(1)[rows.record], flight.step + rows.record
-            shape = self.rounds.plan.shape
+            shape = group.rounds.plan.shape
             full = np.full((2, len(step)), [[shape.length], [shape.branches]])
-            self._hand_over(self._maker, records, RoundNumbers(*rows, batch, step, *full), lanes, sink)
+            numbers = RoundNumbers(*rows, batch, step, *full)
+            self._hand_over(group.maker, records, numbers, landing, sink)
 
-    def _landing(self, records: Records, lanes: Sequence[Lane]) -> Landing:
-        return Landing(records, lanes, self._ends - self._lengths, self.target.eos)
+    def _landing(self, records: Records, lanes: Sequence[Lane], window: slice = slice(None)) -> Landing:
+        left = (self._ends - self._lengths)[window]
+        return Landing(records, lanes, left, self.target.eos, window.start or 0)
 
     def _listen(self, landing: Landing, place: int) -> None:
         """Let those who follow a text have that of a round; count the rounds begun after a stop string."""
@@ -143,16 +165,16 @@ class DeviceEngine(PromptedEngine):
 
     def _still_queued(self, lane: Lane) -> int:
         """Rounds of a lane that are queued after those that are being read."""
-        return 0 if self._flying is None else self.rounds.plan.chain
+        return 0 if self._group_of(lane).flying is None else self.rounds.plan.chain
 
     def _hand_over(
-        self, maker: RoundRows, records: Records, numbers: RoundNumbers, lanes: Sequence[Lane], sink: Sink,
+        self, maker: RoundRows, records: Records, numbers: RoundNumbers, landing: Landing, sink: Sink,
         texts: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         """Give the sink the rows of a chain."""
-        chain = Chain.of(records, numbers, self._laws, texts)
-        rows = Unmade.now(numbers.lane, maker, chain, chain.size)
-        hand_over(sink, {lane.index: lane for lane in lanes}, rows)
+        chain = Chain.of(records, numbers, self._laws[landing.first :], texts)
+        rows = Unmade.now(landing.first + numbers.lane, maker, chain, chain.size)
+        hand_over(sink, {lane.index: lane for lane in landing.lanes}, rows)
 
     def _drawn(self, temperature: float) -> DraftSampling | None:
         """How q is made in requests of a temperature; None where tokens are not drawn."""

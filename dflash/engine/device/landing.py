@@ -40,17 +40,23 @@ class LandedRows(NamedTuple):
 
 
 class Landing:
-    """A chain of R rounds of an engine's L lanes that is read, with the tokens that each emits.
+    """A chain of R rounds of L lanes that is read, with the tokens that each emits.
 
     Attributes:
         lanes: that were open before it.
+        first: index of the first of the L.
         open: `[R, L]` rounds that belong to a request of theirs.
         count: `[R, L]` accepted nodes.
         emitted: `[R, L]` tokens that were kept; `reason` why no more, a place among `REASONS`.
     """
 
     def __init__(
-        self, records: Mapping[str, NDArray[Any]], lanes: Sequence[Lane], left: Ints, eos: Collection[int]
+        self,
+        records: Mapping[str, NDArray[Any]],
+        lanes: Sequence[Lane],
+        left: Ints,
+        eos: Collection[int],
+        first: int = 0,
     ) -> None:
         """Read records.
 
@@ -59,13 +65,14 @@ class Landing:
             lanes: that were open before it.
             left: `[L]` tokens that each might still emit then.
             eos: tokens that end a request.
+            first: index of the first of the L.
 
         Raises:
             RuntimeError: the device has ended a request where plain decoding would not have.
         """
-        self.lanes = lanes
+        self.lanes, self.first = lanes, first
         held = np.zeros(records["live"].shape[1], bool)
-        held[[lane.index for lane in lanes]] = True
+        held[self._places_of(lanes)] = True
         self.open = (records["live"] > 0) & held
         # lanes that rest leave what was there before
         self.count, self.emitted = (
@@ -73,9 +80,13 @@ class Landing:
         )
         self.reason = _OF_DEVICE[records["reason"]]
         self._tokens = _tokens(records, self.count)
-        self._places = np.arange(self._tokens.shape[2])
+        self._offsets = np.arange(self._tokens.shape[2])
         self._listening = [lane for lane in lanes if lane.listening]
         self._check(left, eos)
+
+    def _places_of(self, lanes: Sequence[Lane]) -> list[int]:
+        """Where lanes are among the L."""
+        return [lane.index - self.first for lane in lanes]
 
     def _check(self, left: Ints, eos: Collection[int]) -> None:
         """Hold the device's ends against what plain decoding would have kept."""
@@ -84,7 +95,7 @@ class Landing:
         ends = np.zeros(self._tokens.shape, bool)
         for token in eos:
             ends |= self._tokens == token
-        ends &= self._places < kept[..., None]
+        ends &= self._offsets < kept[..., None]
         ended = ends.any(2)
         emitted = np.where(ended, ends.argmax(2) + 1, kept)
         reason = np.where(ended, _EOS, np.where(left <= self.count + 1, _LENGTH, _NONE))
@@ -100,14 +111,14 @@ class Landing:
     def listen(self, place: int) -> list[Stopped]:
         """Give the tokens of a round to lanes whose text somebody follows; returns those that stop there."""
         stopped = []
-        for lane in self._listening:
-            here = place, lane.index
+        for lane, column in zip(self._listening, self._places_of(self._listening), strict=True):
+            here = place, column
             if not self.open[here]:
                 continue
             found = lane.emit(self._tokens[here][: self.count[here] + 1].tolist())
             lane.rounds += 1
             if found.truncated_by is Truncation.STOP:
-                after = self.open[place + 1 :, lane.index]
+                after = self.open[place + 1 :, column]
                 goes_on = bool(after.all()) and self.reason[here] == _NONE
                 stopped.append(Stopped(lane, int(after.sum()), goes_on))
                 after[:] = False
@@ -118,13 +129,13 @@ class Landing:
         """Commit the first rounds to all other lanes; the rest of them count for nothing."""
         self.open[rounds:] = False
         self.emitted[~self.open] = 0
-        tokens = self._tokens.swapaxes(0, 1)[self._places < self.emitted.T[..., None]].tolist()
+        tokens = self._tokens.swapaxes(0, 1)[self._offsets < self.emitted.T[..., None]].tolist()
         sizes, ran = self.emitted.sum(0), self.open.sum(0)
         ends, last = sizes.cumsum(), self.reason[np.maximum(ran - 1, 0), np.arange(len(ran))]
         by_lane = list(zip((ends - sizes).tolist(), ends.tolist(), ran.tolist(), last.tolist(), strict=True))
         listening = {lane.index for lane in self._listening}
-        for lane in self.lanes:
-            begin, end, times, reason = by_lane[lane.index]
+        for lane, column in zip(self.lanes, self._places_of(self.lanes), strict=True):
+            begin, end, times, reason = by_lane[column]
             if times and lane.index not in listening:
                 lane.take(tokens[begin:end], times, _TRUNCATIONS[reason])
 
@@ -132,7 +143,7 @@ class Landing:
         """What rows know of the rounds that count and are settled, those of one round behind each other."""
         place, lane = self.open.nonzero()
         begun = np.zeros(self.open.shape[1], np.int64)
-        begun[[one.index for one in self.lanes]] = [one.rounds for one in self.lanes]
+        begun[self._places_of(self.lanes)] = [one.rounds for one in self.lanes]
         number = (begun - self.open.sum(0))[lane] + place
         return LandedRows(place, lane, number, self.emitted[place, lane], self.reason[place, lane])
 

@@ -133,13 +133,14 @@ class _Built:
 
 
 class DeviceRound:
-    """Rounds of all lanes of an engine on the device.
+    """Rounds of an engine's lanes, of all or of a window of them, on the device.
 
     The host says which request a lane holds (`open`, `close`), queues rounds (`launch`) and reads their
     records (`read`) as late as it likes. On the device a lane stops by itself at an end-of-text token or at
     its last token.
 
     Attributes:
+        window: indices of the lanes.
         shared: what the device knows of the requests, whatever the tree.
         tree: what every lane drafts.
         drawn: whether a lane has had a draft temperature above 0, for which there is another graph.
@@ -152,11 +153,13 @@ class DeviceRound:
         plan: RoundPlan,
         eos: Sequence[int],
         shared: RoundShared | None = None,
+        window: range | None = None,
     ) -> None:
         self.trunk, self.drafter, self.plan = trunk, drafter, plan
         self.way = trunk.step.way
-        count, device = trunk.cache.lanes, trunk.device
-        self.shared = shared or RoundShared(count, device)
+        self.window = window or range(trunk.cache.lanes)
+        count, device = len(self.window), trunk.device
+        self.shared = shared or RoundShared(count, device, first=self.window.start)
         self.lanes = self.shared.lanes
         self.tree = RoundTree.make(plan.shape.length, plan.shape.branches, count, device)
         self.eos = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
@@ -229,8 +232,13 @@ class DeviceRound:
         if self._built is None or self._built.key != key:
             # the graph before may still run on what it holds
             synchronise(self.record.device)
-            self._built = self._build(key, self.trunk.stores(), context)
+            self._built = self._build(key, self._own(self.trunk.stores()), self._own(context))
         return self._built
+
+    def _own(self, stores: Sequence[KeyValue]) -> list[KeyValue]:
+        """The window's lanes of caches of all."""
+        window = slice(self.window.start, self.window.stop)
+        return [KeyValue(*(store[window] for store in pair)) for pair in stores]
 
     def _fit(self, ahead: int) -> list[KeyValue]:
         """Have room for trunks of so many tokens; the drafter's context, if there is to be one."""

@@ -29,6 +29,7 @@ class RoundShared:
 
     Attributes:
         lanes: of the requests.
+        first: index of the first of these lanes.
         limits: of each lane's tree; None where every lane takes the whole.
         ring: taps that the drafter's context lacks; None where it never lacks any.
     """
@@ -39,6 +40,7 @@ class RoundShared:
         device: torch.device,
         limits: RoundLimits | None = None,
         ring: TapRing | None = None,
+        first: int = 0,
     ) -> None:
         """Allocate; rounds of several shapes have limits, and a ring where some of them draft nothing."""
         # each number of all lanes begins on 16 bytes
@@ -48,7 +50,7 @@ class RoundShared:
         keys = self._flat[_KEY * self._apart :][: 2 * lanes].view(lanes, 2)
         heats = [row.view(torch.float32) for row in rows[4:_NUMBERS]]
         self.lanes = RoundLanes(*rows[:4], *heats, keys)
-        self.limits = limits
+        self.limits, self.first = limits, first
         self.ring = None if ring is None else ring._replace(known=rows[_KNOWN])
         # a place in 64 bits and a word
         most = 3 * _WORDS * lanes
@@ -87,11 +89,11 @@ class RoundShared:
 
     def rest(self, index: int) -> None:
         """Let a lane rest."""
-        self.lanes.live[index] = 0
+        self.lanes.live[index - self.first] = 0
 
     def _write(self, fields: slice, indices: Sequence[int], words: NDArray[np.int32]) -> None:
         """Store words `[fields, lanes]`, in one copy and one launch."""
-        places = self._starts[fields] + self._steps[fields] * np.array(indices)
+        places = self._starts[fields] + self._steps[fields] * (np.array(indices) - self.first)
         block, size = self._staging.take(), words.size
         block.form[: 2 * size].view(np.int64)[:] = places.ravel()
         block.form[2 * size : 3 * size] = words.ravel()
