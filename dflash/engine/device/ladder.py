@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dflash.drafters.base import DraftShape
 from dflash.drafters.block.drafter import BlockFamily
@@ -18,7 +19,7 @@ from dflash.engine.device.arrays import Records
 from dflash.engine.device.plan import RoundPlan, chain_of
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.device.rows import RoundRows
-from dflash.engine.device.shared import RoundShared, sent
+from dflash.engine.device.shared import RoundShared
 from dflash.engine.lane import Lane
 from dflash.kernels.round_cut import RoundLimits
 from dflash.kernels.round_taps import TapRing, pending_rows
@@ -26,6 +27,7 @@ from dflash.policy.control.base import Asked
 from dflash.policy.noise import I64
 from dflash.target.native import NativeTrunk
 from dflash.target.native_layers import KeyValue
+from dflash.target.staging import Staging
 
 # plain rounds between two times that a drafter's contexts are brought up to the trunks' ends
 RING = 256
@@ -117,7 +119,9 @@ class RoundLadder:
         if drafter is not None:
             like = trunk.step.embedding.new_empty(0, len(trunk.taps) * int(trunk.config.hidden_size))
             ring = TapRing.make(lanes, RING, like)
-        limits = RoundLimits.make(lanes, device)
+        self._told = torch.zeros(2 * lanes, dtype=torch.int32, device=device)
+        self._staging = Staging(2 * lanes, Tensor.numpy, device)
+        limits = RoundLimits(*self._told.view(2, lanes))
         self.shared = RoundShared(lanes, device, limits, ring)
         self.rungs = [self._rung(length, eos) for length in rung_lengths(plan.shape.length)]
         self._limits = Shapes.none(lanes)
@@ -182,13 +186,13 @@ class RoundLadder:
 
     def _limit(self, shapes: Shapes) -> None:
         """Tell the device, unless it knows; rounds without drafts never look."""
-        if not shapes.deepest or self.shared.limits is None:
+        if not shapes.deepest:
             return
         if not self._limits.agree(shapes, np.arange(len(shapes.length))):
             self._limits = shapes
-            values = sent(np.stack(shapes), torch.int32, self.shared.lanes.live.device)
-            for goal, value in zip(self.shared.limits, values, strict=True):
-                goal.copy_(value)
+            block = self._staging.take()
+            block.form[:] = np.concatenate(shapes)
+            self._staging.send(block, self._told)
 
     def _keep_context(self, plain: int, longest: int) -> None:
         """See to it that the ring has room for some plain rounds, or nothing where drafting goes on."""

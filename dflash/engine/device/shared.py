@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -105,9 +104,3 @@ class RoundShared:
 def key_bits(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
     """Philox keys as int32 `[keys, 2]` with the same bits."""
     return np.array(keys, np.uint32).view(np.int32)
-
-
-def sent(values: Sequence[object] | NDArray[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor on its way to the device, for which nobody waits."""
-    made = torch.as_tensor(values, dtype=dtype)
-    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
