@@ -32,6 +32,29 @@ RECORDED, HOST, GROUPS = "recorded", "host", "in groups"
 SHORTEST = 1e-9
 
 
+class Kept(NamedTuple):
+    """What a recorded side keeps: hidden states as `dtype`; rows of every position if it is `dense`."""
+
+    features: FeatureMode = FeatureMode.FINGERPRINT
+    dtype: Encoding = "bf16"
+    dense: bool = False
+
+    @property
+    def name(self) -> str:
+        """How it is printed."""
+        features = {
+            FeatureMode.NONE: [RECORDED, "without features"],
+            FeatureMode.FINGERPRINT: [RECORDED],
+            FeatureMode.ALL: [RECORDED, f"with features in {self.dtype}"],
+        }
+        return " ".join([*features[self.features], *(["densely"] if self.dense else [])])
+
+    def facts(self) -> dict[str, Any]:
+        """The form that documents hold."""
+        dtype = self.dtype if self.features == FeatureMode.ALL else None
+        return {"features": str(self.features), "feature_dtype": dtype, "dense": self.dense}
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
     """What is decoded: one request a lane, all begun together, each of `new_tokens` tokens; or prompts.
@@ -40,8 +63,7 @@ class DecodeSettings:
         policies: of the speculative sides, each beside the others.
         lists: of prompts: if there are any, decoded one after the other in the lanes, each to the end of its
             answer or to `new_tokens` tokens.
-        features: what the recorded sides keep; hidden states as `feature_dtype`.
-        dense: whether they draft from every position besides.
+        kept: what recorded sides keep, one each; plain ones draft from no position.
         groups: whether speculative sides without control run in two groups of lanes, too.
     """
 
@@ -51,16 +73,13 @@ class DecodeSettings:
     prompt_tokens: int = 64
     new_tokens: int = 256
     repeats: int = 5
-    recorded: bool = True
+    kept: tuple[Kept, ...] = (Kept(),)
     host: bool = False
     chain: int | None = None
     groups: bool = False
     policies: tuple[str, ...] = ("match",)
     step_time: StepTime | None = None
     lists: tuple[tuple[Prompt, ...], ...] = ()
-    features: FeatureMode = FeatureMode.FINGERPRINT
-    feature_dtype: Encoding = "bf16"
-    dense: bool = False
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -73,16 +92,24 @@ class Side(NamedTuple):
 
     Attributes:
         policy: which of several speculates.
+        kept: where it is recorded, and nowhere else.
     """
 
     decoding: str
     manner: str | None = None
     policy: str | None = None
+    kept: Kept | None = None
 
     @property
     def name(self) -> str:
         """How the side is printed."""
-        return " ".join(word for word in (self.policy or self.decoding, self.manner) if word)
+        manner = self.kept.name if self.kept else self.manner
+        return " ".join(word for word in (self.policy or self.decoding, manner) if word)
+
+    @property
+    def bare(self) -> Side:
+        """The same decoding, not recorded."""
+        return self._replace(manner=None, kept=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +176,7 @@ def settings_of(
 ) -> RecordSettings:
     """What a side records with."""
     drafts = side.decoding == SPECULATIVE
+    kept = side.kept or Kept(FeatureMode.NONE)
     return RecordSettings(
         output=folder / "unused.parquet",
         drafter=subject.drafter if drafts else "none",
@@ -157,9 +185,9 @@ def settings_of(
         length=given.length if drafts else 0,
         branches=given.branches if drafts else 1,
         lanes=lanes,
-        features=given.features if side.manner == RECORDED else FeatureMode.NONE,
-        feature_dtype=given.feature_dtype,
-        dense=given.dense and drafts and side.manner == RECORDED,
+        features=kept.features,
+        feature_dtype=kept.dtype,
+        dense=kept.dense,
         target_impl="native",
         draft_impl="native" if drafts else "generic",
         rounds="host" if side.manner == HOST else "device",
@@ -181,7 +209,7 @@ class Decoder:
         self.session: Session = subject.session(settings)
         engine = self.session.engine
         if isinstance(engine, DeviceEngine):
-            engine.quiet = side.manner != RECORDED
+            engine.quiet = side.kept is None
             # one prompt a lane is timed apart; many are read under the rounds of others, as in a recording
             engine.overlaps = bool(given.prompts)
         self._count = 0
@@ -192,7 +220,7 @@ class Decoder:
         self.session.engine.control.restart()
         clock = Clock(self.session.target.device)
         with clock.watching(self.session.engine):
-            if self.side.manner == RECORDED:
+            if self.side.kept:
                 self._count += 1
                 output = self.folder / f"{self._count}.parquet"
                 self.session.settings = replace(self.settings, output=output)
@@ -249,13 +277,23 @@ def first_token(subject: Subject, given: DecodeSettings) -> FirstToken:
 
 def sides_of(given: DecodeSettings, lanes: int) -> list[Side]:
     """The sides that are compared at some number of lanes; one policy has no name."""
-    manners = [None, *([RECORDED] if given.recorded else []), *([HOST] if given.host else [])]
-    found = [Side(PLAIN, manner) for manner in manners]
+    found = list(_manners(Side(PLAIN), given))
     for policy in given.policies:
-        name = policy if len(given.policies) > 1 else None
-        apart = given.groups and lanes > 1 and not parse_policy(policy).control.adaptive
-        found += [Side(SPECULATIVE, manner, name) for manner in [*manners, *([GROUPS] if apart else [])]]
+        speculative = Side(SPECULATIVE, None, policy if len(given.policies) > 1 else None)
+        found += _manners(speculative, given)
+        if given.groups and lanes > 1 and not parse_policy(policy).control.adaptive:
+            found.append(speculative._replace(manner=GROUPS))
     return found
+
+
+def _manners(side: Side, given: DecodeSettings) -> Iterator[Side]:
+    """A side as it is, recorded, and through the host."""
+    yield side
+    for kept in given.kept:
+        if side.decoding == SPECULATIVE or not kept.dense:
+            yield side._replace(manner=RECORDED, kept=kept)
+    if given.host:
+        yield side._replace(manner=HOST)
 
 
 @dataclass(slots=True)

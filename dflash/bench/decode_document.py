@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from dflash.bench.decode import PLAIN, RECORDED, Comparison, DecodeSettings, FirstToken, Side, SideResult
+from dflash.bench.decode import PLAIN, Comparison, DecodeSettings, FirstToken, Side, SideResult
 from dflash.bench.decode_models import Subject
 from dflash.bench.decode_peers import Peer
-from dflash.engine.features import FeatureMode
 
 
 def document(
@@ -28,9 +27,6 @@ def document(
         "policies": list(given.policies),
         "temperature": given.temperature,
         "prompts": [len(each) for each in given.lists],
-        "features": str(given.features),
-        "feature_dtype": given.feature_dtype if given.features == FeatureMode.ALL else None,
-        "dense": given.dense,
         "prompt_tokens": given.prompt_tokens,
         "new_tokens": given.new_tokens,
         "rows": [_row(found, results, given) for found in results],
@@ -42,12 +38,13 @@ def document(
 
 def _row(found: SideResult, results: Sequence[SideResult], given: DecodeSettings) -> dict[str, Any]:
     by_side = {other.side: other for other in results if other.lanes == found.lanes}
-    plain, own = by_side[Side(PLAIN)], by_side[found.side._replace(manner=None)]
-    recorded, requests = found.side.manner == RECORDED, len(given.prompts) or found.lanes
+    plain, own = by_side[Side(PLAIN)], by_side[found.side.bare]
+    kept, requests = found.side.kept, len(given.prompts) or found.lanes
     return {
         "lanes": found.lanes,
         "side": found.side.name,
         "policy": found.side.policy,
+        "kept": None if kept is None else kept.facts(),
         "tokens_per_second": found.tokens_per_second,
         "part_rates": found.part_rates,
         "emitted_per_round": found.emitted_per_round,
@@ -55,8 +52,8 @@ def _row(found: SideResult, results: Sequence[SideResult], given: DecodeSettings
         "speed_up": found.tokens_per_second / plain.tokens_per_second,
         "start_ms": 1e3 * median(run.start for run in found.runs),
         "prefill_ms": 1e3 * median(run.prefill for run in found.runs) / requests,
-        "overhead": _overhead(found, own, "decode") if recorded else None,
-        "overhead_written": _overhead(found, own, "finish") if recorded else None,
+        "overhead": None if kept is None else _overhead(found, own, "decode"),
+        "overhead_written": None if kept is None else _overhead(found, own, "finish"),
         "runs": [_run(run._asdict()) for run in found.runs],
     }
 

@@ -45,11 +45,11 @@ from dflash.cli.output import emit, talk
     "with a rate for each file.",
 )  # fmt: skip
 @click.option(
-    "--features", type=click.Choice(["none", "fingerprint", "all"]), default="fingerprint", show_default=True,
-    help="What the recorded sides keep of hidden states.",
+    "--features", multiple=True, type=click.Choice(["none", "fingerprint", "all"]), default=("fingerprint",),
+    show_default=True, help="What recorded sides keep of hidden states; repeatable, each a side of its own.",
 )  # fmt: skip
 @feature_dtype_option
-@click.option("--dense", is_flag=True, help="Recorded speculative sides draft from every position, too.")
+@click.option("--dense", is_flag=True, help="One more recorded side of each policy, dense.")
 @click.option("--recorded/--no-recorded", default=True, help="What recording adds.")
 @click.option(
     "--peers", type=click.IntRange(0), default=0, show_default=True, metavar="N",
@@ -132,12 +132,16 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
     """What decodes, and what is decoded."""
     import torch
 
-    from dflash.bench.decode import DecodeSettings
+    from dflash.bench.decode import DecodeSettings, Kept
     from dflash.bench.decode_models import RandomSubject, random_target
     from dflash.engine.features import FeatureMode
     from dflash.replay.cost import load_cost
 
     files, cost = options["prompt_files"], options["cost"]
+    dtype: Any = options["feature_dtype"] or "bf16"
+    kept = [Kept(FeatureMode(features), dtype) for features in dict.fromkeys(options["features"])]
+    if options["dense"]:
+        kept.append(kept[0]._replace(dense=True))
     if options["shape"] is not None:
         subject = RandomSubject(random_target(options["shape"], "cuda", torch.bfloat16))
         longest = subject.block
@@ -150,16 +154,13 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
         prompt_tokens=options["prompt_tokens"],
         new_tokens=options["max_new_tokens"],
         repeats=options["repeats"],
-        recorded=options["recorded"],
+        kept=tuple(kept) if options["recorded"] else (),
         host=options["host"],
         chain=options["chain"],
         groups=options["groups"],
         policies=tuple(dict.fromkeys(options["policies"])),
         step_time=None if cost is None else load_cost(cost).step_time,
         lists=tuple(map(_read, files)),
-        features=FeatureMode(options["features"]),
-        feature_dtype=options["feature_dtype"] or "bf16",
-        dense=options["dense"],
     )
     return subject, given
 

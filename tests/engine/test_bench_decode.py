@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import torch
 
-from dflash.bench.decode import Decoder, DecodeSettings, FirstToken, first_token, measure, peer_prompts
+from dflash.bench.decode import Decoder, DecodeSettings, FirstToken, Kept, first_token, measure, peer_prompts
 from dflash.bench.decode_clock import Run
 from dflash.bench.decode_document import document
 from dflash.bench.decode_models import RandomSubject, Subject, random_target
@@ -95,7 +95,7 @@ def test_policies_are_sides_of_one_run_and_controls_get_step_times(
 ) -> None:
     subject = small_subject(monkeypatch)
     policies = ("match", "match:length=1", "match:control=goodput,control.shortest=0,control.scope=stream")
-    given = DecodeSettings(3, prompt_tokens=9, new_tokens=8, repeats=2, recorded=False, policies=policies)
+    given = DecodeSettings(3, prompt_tokens=9, new_tokens=8, repeats=2, kept=(), policies=policies)
     monkeypatch.setattr("dflash.bench.round_profile.TOKENS", 6)
     profile = profile_rounds(subject, given, [1, 2])
     assert profile.draft_us.axes == ((0.0, 1.0, 2.0, 3.0), (1.0,), (1.0, 2.0))
@@ -131,9 +131,8 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
     drafter = device_runs.write_drafter(target, tmp_path, "dspark")
     prompts = tuple(text_prompt(prompt) for prompt in draft_runs.prompts(3))
     lists = (prompts[:2], prompts[2:])
-    given = DecodeSettings(
-        3, new_tokens=6, repeats=1, lists=lists, features=FeatureMode.ALL, feature_dtype="int8", dense=True
-    )
+    kept = (Kept(), Kept(FeatureMode.ALL, "int8"), Kept(dense=True))
+    given = DecodeSettings(3, new_tokens=6, repeats=1, lists=lists, kept=kept)
     subject = Subject(target, drafter, drafter)
     asked = peer_prompts(subject, given, 2)
     peers = measure_peers(target, asked, 3, lambda text: None)
@@ -145,8 +144,12 @@ def test_prompts_are_decoded_to_the_ends_of_their_answers(
         assert [run["tokens"] for run in row["runs"]] == [3 * 5]
         assert all(run["start"] > 0 and run["decode"] > 0 for run in row["runs"])
         assert [[part["tokens"] for part in run["parts"]] for run in row["runs"]] == [[10, 5]]
-    assert (found["prompts"], found["features"], found["dense"]) == ([2, 1], "all", True)
-    assert found["feature_dtype"] == "int8"
+    assert found["prompts"] == [2, 1]
+    plain = ["plain", "plain recorded", "plain recorded with features in int8"]
+    speculative = [name.replace("plain", "speculative") for name in plain]
+    assert [row["side"] for row in found["rows"]] == [*plain, *speculative, "speculative recorded densely"]
+    assert [row["kept"] and row["kept"]["feature_dtype"] for row in found["rows"]][:3] == [None, None, "int8"]
+    assert [(row["overhead"] is None) == (row["kept"] is None) for row in found["rows"]] == 7 * [True]
     schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(json.loads(json.dumps(found)), schema)
 
