@@ -6,7 +6,7 @@ round = draft(length, branches, batch) + verify(nodes, batch, context), in micro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ from dflash.policy.noise import F64, I64
 _DRAFT, _VERIFY = ("length", "branches", "batch"), ("nodes", "batch", "context")
 # of profiles that say of no batch what drafting takes, which older ones never do
 _ANY_BATCH = _DRAFT[:2]
+# the least that is ever verified: no node, for one request, whose anchor is the first token
+_SMALLEST = (0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +73,18 @@ class StepTime:
         draft_us: over (length, branches, batch): drafting for the whole batch; without the last axis, it
             takes as long for any.
         verify_us: over (nodes, batch, context): the target's forward and the decision, with `nodes` drafted
-            nodes and `context` tokens for each of `batch` requests.
+            nodes and `context` tokens for each of `batch` requests; above 0 for whatever may be verified.
     """
 
     draft_us: Grid
     verify_us: Grid
+    _least_us: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for grid, axes in ((self.draft_us, self._draft_axes), (self.verify_us, _VERIFY)):
             if len(grid.axes) != len(axes):
                 raise BadStepTime(f"the axes {', '.join(axes)}", f"{len(grid.axes)} axes")
+        object.__setattr__(self, "_least_us", _least_us(self.verify_us))
 
     @property
     def _draft_axes(self) -> tuple[str, ...]:
@@ -92,8 +96,11 @@ class StepTime:
         return self.draft_us.at(*where[: len(self._draft_axes)])
 
     def verify(self, nodes: npt.ArrayLike, batch: npt.ArrayLike, context: npt.ArrayLike) -> F64:
-        """Return the microseconds of one target forward; `nodes` and `context` are means a request."""
-        return self.verify_us.at(nodes, batch, context)
+        """Return the microseconds of one target forward; `nodes` and `context` are means a request.
+
+        Beyond the grid a stretch that falls goes on no further than to the profile's least time.
+        """
+        return np.maximum(self.verify_us.at(nodes, batch, context), self._least_us)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form that the header and profile files store; `from_dict` reads it."""
@@ -105,11 +112,31 @@ class StepTime:
         """Read a profile; numbers may be text.
 
         Raises:
-            BadStepTime: something is missing, no number, or no grid.
+            BadStepTime: something is missing, no number, or no grid, or some round takes no time.
         """
         draft = document.get("draft_us") if isinstance(document, Mapping) else None
         axes = _DRAFT if isinstance(draft, Mapping) and _DRAFT[-1] in draft else _ANY_BATCH
         return cls(_grid(document, "draft_us", axes), _grid(document, "verify_us", _VERIFY))
+
+
+def _least_us(verify_us: Grid) -> float:
+    """Return the least time of the grid, drawn out to the least that is ever verified.
+
+    Raises:
+        BadStepTime: it is 0.
+    """
+    # linear in between, so that the least lies at a point
+    axes = [
+        [low, *(point for point in axis if point > low)]
+        for low, axis in zip(_SMALLEST, verify_us.axes, strict=True)
+    ]
+    places = np.meshgrid(*axes, indexing="ij")
+    us = verify_us.at(*places)
+    lowest = np.unravel_index(np.argmin(us), us.shape)
+    if not us[lowest] > 0:
+        where = ", ".join(f"{name} {place[lowest]:g}" for name, place in zip(_VERIFY, places, strict=True))
+        raise BadStepTime("times above 0 us to verify anything", f"verify_us {us[lowest]:g} at {where}")
+    return float(us[lowest])
 
 
 def _corners(axis: F64, place: F64) -> tuple[I64, F64]:

@@ -115,6 +115,16 @@ class NothingToRecommend(DflashError):
         )
 
 
+class NothingToJudge(DflashError):
+    """A search has no round on which a policy could be judged."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path}: expected live rounds, found none: every answer ended at its first token. Record longer "
+            "answers."
+        )
+
+
 class NothingToWalk(DflashError):
     """A dense recording holds no finished request, whose dense rows a walk needs."""
 

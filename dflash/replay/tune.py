@@ -13,7 +13,7 @@ from dflash.draftfile.reader import DraftFile
 from dflash.policy.noise import F64, I64
 from dflash.policy.registry import Policy
 from dflash.replay.cost import CostModel
-from dflash.replay.errors import NothingToRecommend, NothingToWalk
+from dflash.replay.errors import NothingToJudge, NothingToRecommend, NothingToWalk
 from dflash.replay.profiled import profiled
 from dflash.replay.run import replay
 from dflash.replay.steered import largest_shape
@@ -63,6 +63,7 @@ def tune(
     Raises:
         NothingToRecommend: no policy diverges as little as asked.
         NothingToWalk: no request was recorded to its end, and so none dense.
+        NothingToJudge: there is no round at all.
         DflashError: as `replay`.
     """
     files = profiled(files, model.step_time)
@@ -85,7 +86,9 @@ def tune(
     walks = dense and files[0].header.dense
     if walks and not any(work.sums()[:, ROUNDS].any() for work in judged.works):
         raise NothingToWalk(str(files[0].path))
-    if not candidates or not candidates[0].admissible:
+    if not candidates:
+        raise NothingToJudge(str(files[0].path))
+    if not candidates[0].admissible:
         raise NothingToRecommend(max_divergence)
     return Tuned(
         model,

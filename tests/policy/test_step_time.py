@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dflash.draftfile.canonical import canonical_json
 from dflash.policy.errors import BadStepTime
@@ -91,3 +93,49 @@ def test_no_document_at_all_is_refused():
     for value in ([], None, 3):
         with pytest.raises(BadStepTime):
             StepTime.from_dict(value)
+
+
+@st.composite
+def verify_grids(draw):
+    """Grids that may start anywhere, rise, fall and touch 0."""
+    starts = (st.integers(0, 8), st.integers(0, 8), st.integers(0, 500))
+    axes = []
+    for start in starts:
+        steps = draw(st.lists(st.integers(1, 64), max_size=2))
+        axes.append(tuple(float(point) for point in np.cumsum([draw(start), *steps])))
+    size = math.prod(map(len, axes))
+    us = draw(st.lists(st.sampled_from([0.0, 1.0, 40.0, 900.0]), min_size=size, max_size=size))
+    return Grid(tuple(axes), tuple(us))
+
+
+@given(verify_grids(), st.data())
+def test_no_profile_knows_a_round_that_takes_no_time(grid, data):
+    drafting = Grid(((0.0,), (1.0,)), (0.0,))
+    least = np.stack(np.meshgrid(*([0, 1, 3, 20], [1, 2, 9], [1, 200]), indexing="ij"), -1).reshape(-1, 3)
+    inside = np.all(least <= [axis[-1] for axis in grid.axes], axis=1)
+    try:
+        read = StepTime(drafting, grid)
+    except BadStepTime:
+        # some point that can be asked for is the reason: nothing is refused for a place beyond the grid
+        within = [np.maximum(low, (low, *axis)) for low, axis in zip((0, 1, 1), grid.axes, strict=True)]
+        corners = np.meshgrid(*within, indexing="ij")
+        assert grid.at(*corners).min() == 0.0
+        return
+    assert (grid.at(*least[inside].T) > 0).all()
+    place = [data.draw(st.integers(low, high)) for low, high in ((0, 10**3), (1, 10**4), (1, 10**7))]
+    assert read.draft(*place[:2], 1) + read.verify(*place) > 0
+    assert (read.verify(*least[inside].T) == grid.at(*least[inside].T)).all()
+
+
+@pytest.mark.parametrize("part", ["all", "nodes 0", "context 0"])
+def test_a_profile_that_verifies_in_no_time_is_refused(part):
+    broken = document()
+    us = np.array(broken["verify_us"]["us"]).reshape([len(axis) for axis in AXES])
+    us[{"all": ..., "nodes 0": 0, "context 0": (..., 0)}[part]] = 0.0
+    broken["verify_us"]["us"] = us.ravel().tolist()
+    if part == "context 0":
+        # no round has an empty context
+        assert StepTime.from_dict(broken).verify(0, 1, 1) > 0
+        return
+    with pytest.raises(BadStepTime, match="above 0 us to verify.*found.*nodes 0"):
+        StepTime.from_dict(broken)

@@ -22,7 +22,7 @@ from dflash.draftfile.run import open_run
 from dflash.policy.context import Proposal
 from dflash.policy.registry import parse_policy
 from dflash.replay.cost import CostModel
-from dflash.replay.errors import NothingToRecommend
+from dflash.replay.errors import NothingToJudge, NothingToRecommend
 from dflash.replay.run import replay
 from dflash.replay.statistics import Interval
 from dflash.replay.sweep import expand
@@ -292,3 +292,9 @@ def test_one_file_alone_is_priced_like_the_replay_of_it(dense: Path) -> None:
     row = replay([file], [policy]).rows[0]
     (item,) = search(dense, str(policy)).candidates
     assert (item.row.tau, item.row.interval) == (row.tau, row.interval)
+
+
+def test_where_no_answer_has_a_round_no_rule_is_to_blame(recorded: Any) -> None:
+    path = recorded(max_new_tokens=1)
+    with pytest.raises(NothingToJudge, match="found none: every answer ended at its first token"):
+        tune(open_run([path]).files, [parse_policy("match")], CostModel(machine(), "law", 1.0, (), (), 0))
