@@ -30,7 +30,13 @@ def doctor(files: Sequence[Path], deep: bool, as_json: bool) -> int:
     Reads every byte and tells all problems, not only the first. Exit code 0 if all files are
     sound, 1 if there are findings, 2 if a file cannot be opened as a draft file at all.
     """
-    found = [examined(path, deep) for path in draft_paths(files)]
+    paths: dict[Path, DraftFileError | None] = {}
+    for given in files:
+        try:
+            paths |= dict.fromkeys(draft_paths([given]))
+        except DraftFileError as error:
+            paths[given] = error
+    found = [examined(path, deep) if none is None else unopened(path, none) for path, none in paths.items()]
     document = {"schema": "dflash.doctor/1", "deep": deep, "files": found}
     emit(document, as_json, lambda console: render(found, console))
     if not all(file["opens"] for file in found):
@@ -43,12 +49,17 @@ def examined(path: Path, deep: bool) -> Json:
     try:
         file = open_draft_file(path)
     except DraftFileError as error:
-        return {"path": str(path), "opens": False, "findings": [finding(error)]}
+        return unopened(path, error)
     return {
         "path": str(path),
         "opens": True,
         "findings": [finding(error) for error in problems(file, deep=deep)],
     }
+
+
+def unopened(path: Path, error: DraftFileError) -> Json:
+    """What is wrong with a path at which there is no draft file."""
+    return {"path": str(path), "opens": False, "findings": [finding(error)]}
 
 
 def finding(error: DraftFileError) -> Json:

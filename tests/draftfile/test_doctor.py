@@ -125,3 +125,20 @@ def test_recover_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(["recover", str(tmp_path / "later.journal")]) == 0
     assert "journal was removed" in capsys.readouterr().out
     assert run(["recover", str(tmp_path / "missing.journal")]) == 2
+
+
+def test_paths_without_a_draft_file_cost_none_of_the_others(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty, missing = path.parent / "empty", path.parent / "missing.parquet"
+    empty.mkdir()
+    given = [str(empty), str(path), str(missing)]
+    for order in (given, given[::-1]):
+        files = document(capsys, 2, "doctor", *order)["files"]
+        assert [(file["path"], file["opens"]) for file in files] == [(one, one == str(path)) for one in order]
+        assert [file["findings"] == [] for file in files] == [one == str(path) for one in order]
+        assert run(["doctor", *order]) == 2
+        told = capsys.readouterr().out.splitlines()
+        assert sorted(told) == sorted(
+            [f"{path}: sound", *(file["findings"][0]["message"] for file in files if file["findings"])]
+        )
