@@ -15,7 +15,7 @@ from dflash.cli.diff_html import html_of
 from dflash.cli.diff_markdown import markdown_of
 from dflash.cli.diff_page import Page, page_of
 from dflash.cli.diff_text import render
-from dflash.cli.options import json_option, output_option, overwrite_option
+from dflash.cli.options import json_option, output_option, overwrite_option, say_left_out
 from dflash.cli.output import Level, bar, data_console, jsonable, level, talk
 from dflash.cli.token_text import find_tokens
 from dflash.diff.pairing import On
@@ -37,8 +37,8 @@ WIDTH = 160
     epilog="Exit codes: 0 identical, equal within tolerance, or the same law; 1 drifted or different "
     "(with --fail-on: a threshold fails); 2 usage, unreadable input, or no prompt in both files."
 )
-@click.argument("a", type=click.Path(path_type=Path), metavar="A")
-@click.argument("b", type=click.Path(path_type=Path), metavar="B")
+@click.argument("a", type=click.Path(path_type=Path), metavar="A", callback=say_left_out)
+@click.argument("b", type=click.Path(path_type=Path), metavar="B", callback=say_left_out)
 @click.option(
     "--on",
     type=click.Choice([str(on) for on in On]),

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from dflash.cli.output import Level, set_level
+from dflash.cli.output import Level, set_level, talk
 from dflash.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Given = TypeVar("Given", str, Path, Sequence[Path], None)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
+
+def say_left_out(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
+    """Say which files of the given folders are no draft files but verdicts; a callback of draft files."""
+    several: Sequence[str | Path] = [given] if isinstance(given, str | Path) else given or ()
+    paths = [Path(path) for path in several]
+    if any(path.is_dir() for path in paths):
+        # pyarrow takes a while to import, and `--help` does without
+        from dflash.draftfile.run import left_out
+
+        if found := left_out(paths):
+            names = ", ".join(map(str, found))
+            talk(f"left out, verdicts of `replay -o` and no draft files: {names}")
+    return given
+
+
 files_argument = click.argument(
-    "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."
+    "files",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE...",
+    callback=say_left_out,
 )
 
 
@@ -130,7 +151,8 @@ def _level_option(flags: list[str], level: Level, text: str) -> click.Option:
         if given:
             set_level(level)
 
-    return click.Option(flags, is_flag=True, expose_value=False, callback=remember, help=text)
+    # eager: other options' callbacks talk
+    return click.Option(flags, is_flag=True, is_eager=True, expose_value=False, callback=remember, help=text)
 
 
 def read_pairs(texts: Iterable[str]) -> dict[str, str]:

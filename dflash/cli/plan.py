@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dflash.cli.options import FiniteFloat, json_option
+from dflash.cli.options import FiniteFloat, json_option, say_left_out
 from dflash.cli.output import emit
 from dflash.cli.plan_text import render
 from dflash.draftfile.run import open_run
@@ -28,7 +28,9 @@ _COUNT = click.IntRange(min=1)
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
+@click.argument(
+    "files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...", callback=say_left_out
+)
 @click.option("--alpha", type=FiniteFloat(0, 1), help="Acceptance of one drafted token; measured in FILE.")
 @click.option("--length", type=click.IntRange(0, 128), help="Drafted tokens of a branch; 4, or FILE's.")
 @click.option("--branches", type=click.IntRange(1, 64), help="Branches of a round; 3, or FILE's.")

@@ -16,6 +16,7 @@ from dflash.cli.options import (
     overwrite_option,
     quantisation_option,
     read_pairs,
+    say_left_out,
 )
 from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit, talk
@@ -75,6 +76,7 @@ from dflash.replay.verdicts import VerdictWriter
 @click.option(
     "--cost",
     metavar="fit|PATH",
+    callback=say_left_out,
     help="Predict tokens/s and speed-up: `fit` the recorded times, or read a step-time profile (JSON).",
 )
 @click.option(

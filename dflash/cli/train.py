@@ -13,6 +13,7 @@ from dflash.cli.options import (
     dtype_option,
     json_option,
     overwrite_option,
+    say_left_out,
     target_option,
 )
 
@@ -29,6 +30,7 @@ _MANY = click.IntRange(1, 2**31 - 1)
     multiple=True,
     type=click.Path(path_type=Path, exists=True),
     metavar="FILE",
+    callback=say_left_out,
     help="Learn from recordings with --features all, files or folders; repeatable.",
 )
 @click.option(

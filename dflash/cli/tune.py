@@ -9,7 +9,14 @@ from typing import Any
 import click
 
 from dflash.cli.cost_text import profile_text
-from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option, overwrite_option
+from dflash.cli.options import (
+    FiniteFloat,
+    files_argument,
+    json_option,
+    output_option,
+    overwrite_option,
+    say_left_out,
+)
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.outputs import check_outputs
 from dflash.cli.tune_text import caveats, render
@@ -60,6 +67,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
     "costs",
     multiple=True,
     type=click.Path(path_type=Path),
+    callback=say_left_out,
     help="A step-time profile (JSON), or draft files whose times are fitted in place of FILE's; repeatable.",
 )
 @click.option(

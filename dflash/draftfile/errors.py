@@ -189,6 +189,16 @@ class NotADraftFile(OpenError):
         )
 
 
+class VerdictsGiven(NotADraftFile):
+    """What `replay -o` wrote, where a draft file is expected."""
+
+    def __init__(self, path: Path) -> None:
+        Exception.__init__(
+            self,
+            f"{path} holds verdicts of `replay -o`, not a draft file; give the draft files it was made of.",
+        )
+
+
 class MetadataTooLarge(OpenError):
     def __init__(self, path: Path, found: int, limit: int) -> None:
         super().__init__(

@@ -34,11 +34,13 @@ from dflash.draftfile.errors import (
     SealBroken,
     TrailingBytes,
     UnknownCapability,
+    VerdictsGiven,
 )
 from dflash.draftfile.metadata import (
     BODY_DIGEST,
     FOOTER_DIGEST,
     MAGIC,
+    VERDICTS,
     body_digest,
     footer_digest,
     footer_start,
@@ -146,7 +148,7 @@ def read_pairs(path: Path, parquet: pq.ParquetFile) -> Pairs:
         raise MetadataInvalid(path, "dflash.*", f"expected UTF-8 ({error})") from error
     pairs = Pairs(path, values)
     if "dflash.format_version" not in values:
-        raise NotADraftFile(path)
+        raise VerdictsGiven(path) if VERDICTS in values else NotADraftFile(path)
     version = pairs.integer("dflash.format_version")
     if version > FORMAT_VERSION:
         raise NewerFormat(path, version, FORMAT_VERSION)

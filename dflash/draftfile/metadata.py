@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from dflash.draftfile.canonical import canonical_json
 
 PREFIX = "dflash."
+# in files of `replay -o`, which are no draft files
+VERDICTS = "dflash.verdicts_version"
 MAGIC = b"PAR1"
 CHUNK_CHECKSUMS, BODY_DIGEST, FOOTER_DIGEST = (
     "dflash.chunk_checksums",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dflash.draftfile.errors import (
+    DraftFileError,
     FileMissing,
     HeadersDiffer,
     NoDraftFiles,
@@ -18,7 +19,9 @@ from dflash.draftfile.errors import (
     PartRepeated,
     RequestRepeated,
     SeveralRuns,
+    VerdictsGiven,
 )
+from dflash.draftfile.footer import open_parquet, read_pairs
 from dflash.draftfile.header import Header
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.summary import Summary, merged
@@ -112,7 +115,7 @@ def refuse_as_output(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> 
 
 
 def draft_paths(paths: Sequence[Path | str]) -> list[Path]:
-    """The files themselves and every `*.parquet` right inside the folders; each once.
+    """The files themselves and every `*.parquet` right inside the folders but verdicts; each once.
 
     Raises:
         FileMissing: A path that does not exist.
@@ -122,13 +125,34 @@ def draft_paths(paths: Sequence[Path | str]) -> list[Path]:
     for path in map(Path, paths):
         if not path.exists():
             raise FileMissing(path)
-        inside = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+        inside = [one for one in _inside(path) if not _holds_verdicts(one)] if path.is_dir() else [path]
         if not inside:
             raise NoDraftFiles(str(path))
         found += inside
     if not found:
         raise NoDraftFiles("the arguments")
     return list(dict.fromkeys(found))
+
+
+def left_out(paths: Iterable[Path]) -> list[Path]:
+    """The files of verdicts right inside the folders among the paths, which `draft_paths` leaves out."""
+    return [path for folder in paths if folder.is_dir() for path in _inside(folder) if _holds_verdicts(path)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def _holds_verdicts(path: Path) -> bool:
+    try:
+        with open_parquet(path) as parquet:
+            read_pairs(path, parquet)
+    except VerdictsGiven:
+        return True
+    except DraftFileError:
+        # whoever opens it says what is wrong
+        return False
+    return False
 
 
 def _checked(files: list[DraftFile]) -> Run:

@@ -13,6 +13,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from dflash.draftfile.canonical import canonical_json
+from dflash.draftfile.metadata import VERDICTS
 from dflash.draftfile.publish import Publication
 from dflash.draftfile.reader import DraftFile
 from dflash.policy.noise import I64
@@ -90,7 +91,7 @@ class VerdictWriter:
     ) -> None:
         self._publication = Publication(path, overwrite=overwrite)
         self._facts = {
-            "dflash.verdicts_version": str(VERDICTS_VERSION),
+            VERDICTS: str(VERDICTS_VERSION),
             "dflash.parents": canonical_json(list(parents)),
             "dflash.policies": canonical_json(list(policies)),
         }

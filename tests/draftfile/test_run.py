@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sample_drafts import header, tables, write
 
 from dflash.draftfile import errors
-from dflash.draftfile.run import draft_paths, open_run, open_runs
+from dflash.draftfile.run import draft_paths, left_out, open_run, open_runs
 
 PARTS = {"a": 0, "b": 1, "c": 2}
 
@@ -90,3 +92,42 @@ def test_no_files_at_all(tmp_path: Path) -> None:
         open_run([])
     with pytest.raises(errors.FileMissing):
         open_run([tmp_path / "missing"])
+
+
+def verdicts(path: Path, **more: str) -> Path:
+    """A Parquet file that says of itself that it holds verdicts."""
+    schema = pa.schema([("policy", pa.string())], {"dflash.verdicts_version": "1", **more})
+    pq.write_table(schema.empty_table(), path)
+    return path
+
+
+def test_a_folder_stands_for_its_draft_files_and_verdicts_beside_them_are_left_out(folder: Path) -> None:
+    kept = draft_paths([folder])
+    beside = [verdicts(folder / name) for name in ("0.parquet", "z.parquet")]
+    assert draft_paths([folder]) == kept
+    assert left_out([folder, *beside]) == beside
+    assert open_run([folder]).requests == 3
+
+
+def test_verdicts_are_called_what_they_are(folder: Path) -> None:
+    path = verdicts(folder / "v.parquet")
+    for given in ([path], [folder, path]):
+        with pytest.raises(
+            errors.VerdictsGiven, match=r"v.parquet holds verdicts of `replay -o`, not a draft"
+        ):
+            open_runs(given)
+
+
+def test_what_else_is_no_draft_file_in_a_folder_is_not_left_out(folder: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), folder / "v.parquet")
+    with pytest.raises(errors.NotADraftFile, match="dflash.format_version is missing"):
+        open_runs([folder])
+    (folder / "v.parquet").write_bytes(b"")
+    with pytest.raises(errors.FileEmpty):
+        open_runs([folder])
+
+
+def test_a_folder_of_verdicts_alone_has_no_draft_files(tmp_path: Path) -> None:
+    verdicts(tmp_path / "v.parquet")
+    with pytest.raises(errors.NoDraftFiles):
+        draft_paths([tmp_path])

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from jsonschema import Draft202012Validator
+from timed import clocked
 from tiny_recorder import Recorder
 
 from dflash.cli.main import run
@@ -129,6 +130,23 @@ def test_a_null_where_every_round_holds_a_token_is_named(tmp_path, capsys, colum
     assert (code, out) == (2, "")
     assert column in said
     assert "null" in said
+
+
+@pytest.mark.parametrize("command", ["replay", "info", "doctor", "cat", "plan", "tune --cost", "diff"])
+@pytest.mark.parametrize("quiet", [False, True])
+def test_every_command_leaves_verdicts_of_a_folder_out_and_says_so(tmp_path, capsys, command, quiet):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    path = Recorder("match", Proposal.SHARED, length=2, edit=clocked()).write(folder / "run.parquet")
+    assert dflash("replay", path, "-o", folder / "v.parquet", capsys=capsys)[0] == 0
+    more = [path] if command == "diff" else [folder, path] if command == "tune --cost" else []
+    # quiet stands last, where the files are read before it
+    code, _, said = dflash(*command.split(), folder, *more, *["-q"] * quiet, capsys=capsys)
+    assert code == 0
+    assert said.count("v.parquet") == (0 if quiet else len([one for one in [folder, *more] if one == folder]))
+    code, _, said = dflash("replay", folder / "v.parquet", capsys=capsys)
+    assert code == 2
+    assert "holds verdicts of `replay -o`, not a draft file" in said
 
 
 def test_verdicts_name_nodes_as_recorded(tmp_path, capsys):
