@@ -185,7 +185,8 @@ class JournalUnreadable(OpenError):
 class NotADraftFile(OpenError):
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"{path} is a Parquet file but no draft file: the key dflash.format_version is missing."
+            f"{path} is a Parquet file but no draft file: the key dflash.format_version is missing. If it "
+            "was made of a draft file, the program that wrote it has dropped what that says of itself."
         )
 
 
@@ -244,7 +245,10 @@ class BytesChanged(OpenError):
 
     def __init__(self, path: Path, expected: str, found: str) -> None:
         digests = f"expected digest {expected[:12]}, found {found[:12]}"
-        super().__init__(f"{path}: {self.what} were changed after writing ({digests}); copy the file again.")
+        super().__init__(
+            f"{path}: {self.what} were changed after writing ({digests}): the file was damaged, or another "
+            "program has written it anew; copy the original again."
+        )
 
 
 class SealBroken(BytesChanged):

@@ -200,8 +200,9 @@ def open_draft_file(path: Path | str) -> DraftFile:
         pairs = read_pairs(path, parquet)
         header = Header.parse(pairs.text("dflash.header"), path)
         capabilities = pairs.capabilities
-        schema = check_columns(path, parquet, "features" in capabilities)
+        # first, since whoever rewrites a file changes columns, too
         check_footer(path, pairs)
+        schema = check_columns(path, parquet, "features" in capabilities)
         found = DraftFile(
             path=path,
             header=header,

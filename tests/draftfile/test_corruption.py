@@ -161,11 +161,30 @@ def test_a_parquet_file_of_someone_else(tmp_path: Path) -> None:
     _refused(tmp_path / "bad.parquet", errors.NotADraftFile, "no draft file")
 
 
-def test_a_draft_file_that_another_tool_has_rewritten(good: Path, tmp_path: Path) -> None:
-    pairs = pq.read_metadata(good).metadata
-    table = pq.read_table(good)
+REWRITTEN: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "as it is": lambda table: table,
+    "without field ids": lambda table: table.cast(
+        pa.schema([pa.field(field.name, field.type, field.nullable) for field in table.schema])
+    ),
+    "all nullable": lambda table: pa.table(dict(zip(table.column_names, table.columns, strict=True))),
+    "a column dropped": lambda table: table.drop_columns(["slot_gap"]),
+    "a column more": lambda table: table.append_column("x_mine", pa.array([1] * table.num_rows)),
+    "fewer rows": lambda table: table.slice(0, 1),
+}
+
+
+@pytest.mark.parametrize("change", REWRITTEN.values(), ids=REWRITTEN.keys())
+@pytest.mark.parametrize("kept", [True, False], ids=["metadata kept", "metadata dropped"])
+def test_a_draft_file_that_another_tool_has_rewritten(
+    good: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], kept: bool
+) -> None:
+    pairs = pq.read_metadata(good).metadata if kept else None
+    table = change(pq.read_table(good))
     pq.write_table(table.replace_schema_metadata(pairs), tmp_path / "bad.parquet")
-    _refused(tmp_path / "bad.parquet", errors.FooterChanged, "footer")
+    if kept:
+        _refused(tmp_path / "bad.parquet", errors.FooterChanged, "another program has written it anew")
+    else:
+        _refused(tmp_path / "bad.parquet", errors.NotADraftFile, "program that wrote it has dropped")
 
 
 def _replaced(name: str, field: Callable[[pa.Field], pa.Field]) -> Callable[[pa.Table], pa.Table]:
