@@ -32,6 +32,11 @@ def add_numbers(table: Table, columns: Mapping[str, Sequence[str]]) -> None:
         table.add_column(name, justify="right", min_width=widest)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, which takes an s."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def estimate_cell(value: float | None, interval: Interval | None, form: str = ".3f") -> str:
     """Return a number with its interval below it, `-` for none."""
     shown = number_cell(value, form=form)

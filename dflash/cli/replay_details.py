@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,8 @@ from dflash.replay.calibration import CALIBRATION_DEFINITIONS, Calibrated
 from dflash.replay.cost import COST_DEFINITIONS
 from dflash.replay.knee import KNEE_DEFINITIONS, Knee
 from dflash.replay.result import PolicyRow, Replay
-from dflash.replay.work import SPEED_DEFINITIONS, Speed
+from dflash.replay.statistics import Interval
+from dflash.replay.work import SPEED_DEFINITIONS
 
 
 def render_details(run: Replay, console: Console) -> dict[str, str]:
@@ -34,7 +36,7 @@ def render_details(run: Replay, console: Console) -> dict[str, str]:
     if any(row.calibration for row in run.rows):
         words |= CALIBRATION_DEFINITIONS
     if run.cost is not None:
-        console.print(_speeds(run.rows))
+        console.print(_speeds(run))
         if not run.cost.plain_timed:
             console.print(PLAIN_UNTIMED, style="bold", soft_wrap=True)
         render_cost(run.cost, console)
@@ -87,25 +89,34 @@ def _reliability(found: Calibrated) -> Table:
     return table
 
 
-def _speeds(rows: Sequence[PolicyRow]) -> Table:
+def _speeds(run: Replay) -> Table:
+    """What is known of the predicted speed."""
+    speeds = [run.speed(row) for row in run.rows]
+    told = [(row.policy, speed) for row, speed in zip(run.rows, speeds, strict=True) if speed is not None]
+    cells = [_speed(speed, first=not index) for index, (_, speed) in enumerate(told)]
     table = Table(box=None, pad_edge=False)
     table.add_column("policy", no_wrap=True, overflow="fold")
-    for name in ("speed-up (95 %)", "difference (95 %)", "tokens/s", "round ms", "rows a token"):
+    names = [name for name in (cells[0] if cells else ()) if any(row[name] != "-" for row in cells)]
+    for name in names:
         table.add_column(name, justify="right")
-    for index, row in enumerate(rows):
-        if row.speed is not None:
-            table.add_row(policy_cell(row.policy), *_speed(row.speed, first=index == 0))
+    for (policy, _), row in zip(told, cells, strict=True):
+        table.add_row(policy_cell(policy), *(row[name] for name in names))
     return table
 
 
-def _speed(speed: Speed, first: bool) -> tuple[str, ...]:
-    return (
-        estimate_cell(speed.speed_up, speed.interval),
-        "-" if first else estimate_cell(speed.difference, speed.difference_interval, "+.3f"),
-        f"{speed.tokens_per_second:.4g}",
-        f"{speed.round_us / 1e3:.4g}",
-        f"{speed.verified_per_token:.2f}",
-    )
+def _speed(speed: Mapping[str, Any], first: bool) -> dict[str, str]:
+    def estimate(name: str, interval: str, form: str) -> str:
+        found = speed[interval]
+        return estimate_cell(speed[name], None if found is None else Interval(*found), form)
+
+    round_us = speed["round_us"]
+    return {
+        "speed-up (95 %)": estimate("speed_up", "interval", ".3f"),
+        "difference (95 %)": "-" if first else estimate("difference", "difference_interval", "+.3f"),
+        "tokens/s": number_cell(speed["tokens_per_second"], form=".4g"),
+        "round ms": number_cell(None if round_us is None else round_us / 1e3, form=".4g"),
+        "rows a token": number_cell(speed["verified_per_token"], form=".2f"),
+    }
 
 
 def _list(values: Sequence[float]) -> str:

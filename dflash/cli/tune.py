@@ -25,6 +25,7 @@ from dflash.draftfile.run import open_run
 from dflash.policy.policy_file import policy_toml
 from dflash.policy.registry import Policy
 from dflash.replay.cost_source import cost_of
+from dflash.replay.errors import BestUnknown, SpeedUpUnknown
 from dflash.replay.run import recorded_policy
 from dflash.replay.steered import largest_shape
 from dflash.replay.sweep import expand, suggested, unique
@@ -107,6 +108,8 @@ def tune(
         require_plots(surface)
     policies = _policies(sweeps, run.files, max_divergence > 0, not rejudge)
     model = cost_of(run.files, costs, batch)
+    if surface is not None and not model.plain_timed:
+        raise SpeedUpUnknown(str(surface))
     how = Search(search)
     groups = sum(file.row_groups for file in run.files)
     with bar("tune", total=steps(how, run.requests, len(policies), groups)) as (progress, task):
@@ -137,6 +140,8 @@ def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, wa
 def _write(found: Tuned, output: Path | None, surface: Path | None, save_cost: Path | None) -> None:
     best = found.candidates[found.best]
     if output is not None:
+        if not found.told():
+            raise BestUnknown(str(output))
         output.write_text(policy_toml(best.policy.to_dict(), _comment(found)), encoding="utf-8")
         talk(f"policy: {output}")
     if surface is not None:
@@ -150,7 +155,10 @@ def _write(found: Tuned, output: Path | None, surface: Path | None, save_cost: P
 def _comment(found: Tuned) -> str:
     best = found.candidates[found.best]
     speed = best.speed
-    lines = [str(best.policy), f"predicted speed-up {_with_interval(speed.speed_up, speed.interval)}"]
+    told = f"predicted tokens/s {speed.tokens_per_second:.4g}"
+    if found.model.plain_timed:
+        told = f"predicted speed-up {_with_interval(speed.speed_up, speed.interval)}"
+    lines = [str(best.policy), told]
     if best.row.tau is not None:
         lines.append(
             f"predicted tau {_with_interval(best.row.tau, best.row.interval)} ({best.row.exactness})"

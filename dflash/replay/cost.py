@@ -31,6 +31,7 @@ COST_DEFINITIONS = {
 _AUTOREGRESSIVE = {"model"}
 _ROUND, _POSITION, _FURTHER = "round", "position", "position of each further branch"
 _REQUEST = "request of a round that drafts"
+_ROUNDING = 1e-6
 _GROUPS = 6
 _POINTS = 5
 
@@ -92,6 +93,13 @@ class CostModel:
     def plain_timed(self) -> bool:
         """Whether rounds without nodes were timed: one-token decoding, the base of every speed-up."""
         return self.step_time.verify_us.axes[0][0] <= 0
+
+    def timed(self, nodes: float) -> bool:
+        """Whether rounds of so many nodes, or of fewer and of more, were timed."""
+        sizes = self.step_time.verify_us.axes[0]
+        # a mean of counts differs in its last digits
+        most = sizes[-1] if len(sizes) == 1 else np.inf
+        return bool(sizes[0] - _ROUNDING <= nodes <= most + _ROUNDING)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the form that JSON documents hold."""

@@ -125,6 +125,26 @@ class NothingToJudge(DflashError):
         )
 
 
+class SpeedUpUnknown(DflashError):
+    """A speed-up is to be drawn, and one-token decoding was never timed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} would show speed-ups, and plain decoding was never timed in this recording or profile. "
+            "Give --cost a profile of `dflash bench step`, or this recording and one with --drafter none."
+        )
+
+
+class BestUnknown(DflashError):
+    """The best policy is to be written, and the times do not tell which it is."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} would hold the best policy, and which is the fastest is not known: rounds as small as "
+            "some of these policies ask for were never timed. Give --cost a profile of `dflash bench step`."
+        )
+
+
 class NothingToWalk(DflashError):
     """A dense recording holds no finished request, whose dense rows a walk needs."""
 

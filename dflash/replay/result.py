@@ -22,6 +22,8 @@ from dflash.replay.tally import Tally
 from dflash.replay.work import SPEED_DEFINITIONS, Speed
 
 SCHEMA = "dflash.replay/1"
+_AGAINST_PLAIN = ("speed_up", "interval", "difference", "difference_interval", "best_share")
+_OF_ROUNDS = ("tokens_per_second", "round_us")
 
 
 class Source(NamedTuple):
@@ -120,6 +122,15 @@ class Replay:
     check: CheckReport | None
     cost: CostModel | None
 
+    def speed(self, row: PolicyRow) -> dict[str, Any] | None:
+        """Return the predicted speed of one policy, None for each number that the times do not tell."""
+        if row.speed is None or self.cost is None:
+            return None
+        found: dict[str, Any] = _plain(row.speed)
+        known, timed = self.cost.plain_timed, self.cost.timed(row.speed.nodes)
+        gone = {} if known else dict.fromkeys(_AGAINST_PLAIN)
+        return found | gone | ({} if known or timed else dict.fromkeys(_OF_ROUNDS))
+
     def to_dict(self) -> dict[str, Any]:
         """Return one element of `runs` in the document."""
         return {
@@ -127,7 +138,7 @@ class Replay:
             "files": [source._asdict() for source in self.sources],
             "requests": self.requests,
             "recorded_policy": str(self.recorded),
-            "policies": [_plain(asdict(row)) for row in self.rows],
+            "policies": [_plain(asdict(row)) | {"speed": self.speed(row)} for row in self.rows],
             "check": None if self.check is None else _plain(asdict(self.check)),
             "cost": None if self.cost is None else self.cost.to_dict(),
         }

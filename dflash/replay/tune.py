@@ -13,7 +13,7 @@ from dflash.draftfile.reader import DraftFile
 from dflash.policy.noise import F64, I64
 from dflash.policy.registry import Policy
 from dflash.replay.cost import CostModel
-from dflash.replay.errors import NothingToJudge, NothingToRecommend, NothingToWalk
+from dflash.replay.errors import NothingDrafted, NothingToJudge, NothingToRecommend, NothingToWalk
 from dflash.replay.profiled import profiled
 from dflash.replay.run import replay
 from dflash.replay.steered import largest_shape
@@ -61,11 +61,16 @@ def tune(
         progress: called `steps(...)` times.
 
     Raises:
+        NothingDrafted: there is no draft to judge.
         NothingToRecommend: no policy diverges as little as asked.
         NothingToWalk: no request was recorded to its end, and so none dense.
         NothingToJudge: there is no round at all.
         DflashError: as `replay`.
     """
+    head = files[0].header
+    rounds, nodes = (sum(file.summary[name] for file in files) for name in ("rounds", "nodes"))
+    if rounds and not nodes and not (head.dense and head.drafters):
+        raise NothingDrafted(str(files[0].path))
     files = profiled(files, model.step_time)
     requests = sum(file.requests for file in files)
     rungs: list[Rung] = []

@@ -135,8 +135,18 @@ class Tuned:
     surface: tuple[Cell, ...]
     largest: Shape
 
-    def speculates(self) -> bool:
-        """Return whether the best policy drafts, and is faster than one-token decoding."""
+    def told(self) -> bool:
+        """Return whether the times tell which policy is the fastest, though one-token decoding be untimed."""
+        return all(self.priced(item) for item in self.candidates if item.admissible)
+
+    def priced(self, item: Candidate) -> bool:
+        """Return whether rounds of the size of a policy's were timed, or can be told from those that were."""
+        return self.model.plain_timed or self.model.timed(item.speed.nodes)
+
+    def speculates(self) -> bool | None:
+        """Return whether the best policy drafts, and is faster than one-token decoding; None if untimed."""
+        if not self.model.plain_timed:
+            return None
         best = self.candidates[self.best]
         return best.speed.speed_up > 1.0 and best.policy.shape.filled(self.largest).length != 0
 

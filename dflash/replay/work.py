@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash.policy.noise import F64, I64
 from dflash.policy.registry import Policy
@@ -20,7 +21,8 @@ from dflash.replay.tally import Collector, Judged
 
 SPEED_DEFINITIONS = {
     "speed_up": "time of one-token decoding of the same tokens, verify(0 nodes) a token, over the predicted "
-    "time of the rounds; both from the cost model, at its batch",
+    "time of the rounds; both from the cost model, at its batch. Of a policy of length 0, which drafts "
+    "nothing, it is 1; null where one-token decoding was never timed",
     "tokens_per_second": "tokens before truncation over the predicted time, of one request; times the batch "
     "for the whole engine",
     "verified_per_token": "target rows, nodes + 1 a round, per token before truncation",
@@ -54,6 +56,11 @@ class Speed(NamedTuple):
     off_choice: float
     off_choice_interval: Interval | None
 
+    @property
+    def nodes(self) -> float:
+        """Mean nodes of a round."""
+        return self.verified_per_token * self.tokens_per_second * self.round_us / 1e6 - 1.0
+
 
 @dataclass(slots=True)
 class Work(Collector):
@@ -62,10 +69,12 @@ class Work(Collector):
     Attributes:
         model: prices the rounds.
         asked: (length, branches) that are drafted in every round; None where drafting ends with the tree.
+        drafts: whether the policy drafts at all; else it spends no time on that.
     """
 
     model: CostModel
     asked: tuple[int, int] | None = None
+    drafts: bool = True
     _sums: list[F64] = field(default_factory=list)
 
     columns = ("node_token", "slot_choice")
@@ -79,7 +88,8 @@ class Work(Collector):
         """
         shape = policy.shape.filled(largest)
         late = policy.shape.after_drafting.cuts() or policy.control.columns
-        return cls(model, (int(shape.length or 0), int(shape.branches or 1)) if late else None)
+        asked = (int(shape.length or 0), int(shape.branches or 1)) if late else None
+        return cls(model, asked, shape.length != 0)
 
     def count(self, owners: Sequence[I64], judged: Sequence[Judged], requests: int) -> None:
         """Count the rounds of one row group, given the request of each."""
@@ -96,7 +106,7 @@ class Work(Collector):
             rounds: `[requests]` expected; `tokens` and mean `context` likewise.
         """
         profile, batch = self.model.step_time, self.model.batch
-        one = profile.draft(length, 1, batch) + profile.verify(length, batch, context)
+        one = self._draft(length, 1) + profile.verify(length, batch, context)
         plain = profile.verify(0, batch, context)
         columns = (tokens, rounds * one, tokens * plain, rounds * (length + 1), rounds, np.zeros(len(tokens)))
         self._sums.append(np.column_stack(columns).astype(np.float64))
@@ -110,6 +120,11 @@ class Work(Collector):
         _, us, plain, *_ = self.sums().sum(axis=0).tolist()
         return plain / us if us else 0.0
 
+    def _draft(self, length: npt.ArrayLike, branches: npt.ArrayLike) -> F64:
+        """Microseconds of drafting; a search that finds nothing takes time, too."""
+        us = self.model.step_time.draft(length, branches, self.model.batch)
+        return us if self.drafts else np.zeros_like(us)
+
     def _rounds(self, owner: I64, item: Judged, requests: int) -> F64:
         rounds = item.rounds
         kinds, kind = _kinds(rounds)
@@ -121,7 +136,7 @@ class Work(Collector):
         depth, width, nodes = kinds[which].T
         profile, batch = self.model.step_time, self.model.batch
         length, branches = (depth, np.maximum(1, width)) if self.asked is None else self.asked
-        us = profile.draft(length, branches, batch) + profile.verify(nodes, batch, mean[request])
+        us = self._draft(length, branches) + profile.verify(nodes, batch, mean[request])
         tokens = np.bincount(owner, weights=item.decision.accepted_count + 1.0, minlength=requests)
         rows = np.bincount(owner, weights=np.diff(rounds.node_offsets) + 1.0, minlength=requests)
         spent = np.bincount(request, weights=times * us, minlength=requests)

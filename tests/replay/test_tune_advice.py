@@ -41,6 +41,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def law(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile that knows rounds of every size, which a recording of full drafts does not."""
+    path = tmp_path_factory.mktemp("law") / "law.json"
+    path.write_text(json.dumps(machine().to_dict()), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Replay:
     path = write(
         tmp_path_factory.mktemp("dense") / "dense.parquet", proposal=Proposal.INDEPENDENT, dense=True
@@ -76,17 +84,20 @@ def test_where_drafting_never_pays_tune_says_do_not_speculate(
 
 @pytest.mark.parametrize(("batch", "beyond"), [(None, False), ("1", False), ("1000", True)])
 def test_a_batch_that_was_never_timed_is_called_extrapolated(
-    live: Path, capsys: pytest.CaptureFixture[str], batch: str | None, beyond: bool
+    live: Path, law: Path, capsys: pytest.CaptureFixture[str], batch: str | None, beyond: bool
 ) -> None:
-    document, text = tuned(capsys, live, *SWEEP, *([] if batch is None else ["--batch", batch]))
+    document, text = tuned(
+        capsys, live, *SWEEP, "--cost", str(law), *([] if batch is None else ["--batch", batch])
+    )
     assert document["extrapolated"] is beyond
     assert ("extrapolated: no batch near 1000" in text) is beyond
 
 
 def test_policies_that_cannot_be_told_from_the_best_are_counted(
-    live: Path, capsys: pytest.CaptureFixture[str]
+    live: Path, law: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document, text = tuned(capsys, live, "--sweep", "match|trtllm:length=1..3,branches=1")
+    words = ["--sweep", "match|trtllm:length=1..3,branches=1", "--cost", str(law)]
+    document, text = tuned(capsys, live, *words)
     reach = [
         item["difference_interval"] is None or item["difference_interval"][1] >= 0
         for item in document["policies"]

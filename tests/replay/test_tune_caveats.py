@@ -10,6 +10,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from timed import clocked, machine
 from tiny_recorder import Recorder
 
@@ -17,6 +19,7 @@ from dflash.cli.main import run
 from dflash.draftfile.run import open_run
 from dflash.policy.context import Proposal
 from dflash.policy.registry import parse_policy
+from dflash.policy.step_time import Grid, StepTime
 from dflash.replay.cost import CostModel, fit_cost, load_cost
 from dflash.replay.tune import tune
 from dflash.replay.tuned import Tuned
@@ -26,8 +29,10 @@ LOSSY = ["--sweep", "match:length=3", "--sweep", "threshold:t=0.05,length=3", "-
 
 
 def record(path: Path, length: int = 3, **changes: Any) -> Path:
-    given: dict[str, Any] = {"temperature": 0.0, "requests": 6, "edit": clocked()} | changes
-    return Recorder(proposal=Proposal.DETERMINISTIC, length=length, **given).write(path, run_id=f"r{length}")
+    changed: dict[str, Any] = {"temperature": 0.0, "requests": 6, "edit": clocked()} | changes
+    return Recorder(proposal=Proposal.DETERMINISTIC, length=length, **changed).write(
+        path, run_id=f"r{length}"
+    )
 
 
 def always_drafting(rows: list[dict[str, Any]]) -> None:
@@ -87,9 +92,9 @@ def test_walks_that_stop_half_way_are_censored_and_compared_with_nothing(
 
 
 def test_re_judged_policies_share_their_rounds_and_none_is_censored(
-    dense: Path, capsys: pytest.CaptureFixture[str]
+    dense: Path, law: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document, lines = told(capsys, dense, *LOSSY, "--rejudge")
+    document, lines = told(capsys, dense, *LOSSY, "--rejudge", "--cost", str(law))
     assert not any(item["censored"] or item["covered"] is not None for item in document["policies"])
     assert all(item["difference_to_best"] is not None for item in document["policies"])
     assert not any("censored: walked" in line for line in lines)
@@ -113,6 +118,93 @@ def test_a_speed_up_over_rounds_that_nobody_timed_is_not_known(
         )
         assert document["plain_decoding_timed"] is known
         assert lines[1].startswith("  plain decoding was never timed") is not known
+
+
+UNKNOWN = ("speed_up", "speed_up_interval", "difference_to_best", "difference_interval")
+
+
+def test_no_speed_up_is_told_that_is_not_known_nor_a_best_that_the_times_do_not_tell(
+    untimed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = fit_cost(open_run([untimed]).files).step_time.verify_us.axes[0]
+    assert sizes[0] > 0
+    for sweep, told in (
+        ("match:length=3", True),
+        ("match:length=2..3", False),
+        ("match:length=0..3", False),
+        ("match:length=0", False),
+    ):
+        toml, png = tmp_path / f"{sweep[-4:]}.toml", tmp_path / "map.png"
+        document, lines = told_of(capsys, untimed, sweep)
+        assert (document["best"] is not None) is told
+        assert document["speculates"] is document["contest"] is None
+        assert document["surface"] == []
+        for item in document["policies"]:
+            assert all(item[name] is None for name in UNKNOWN)
+            assert item["tau"] is not None
+            assert not (item["front"] and not told)
+        assert not any(
+            "speed-up" in line for line in lines[2:] if not line.startswith(("speed up:", "best:"))
+        )
+        assert lines[0].startswith("best: match" if told else "best: not known")
+        assert run(["tune", str(untimed), "-q", "--sweep", sweep, "-o", str(toml)]) == (0 if told else 2)
+        assert toml.exists() is told
+        assert not told or "speed-up 1" not in toml.read_text(encoding="utf-8")
+        assert run(["tune", str(untimed), "-q", "--sweep", sweep, "--surface", str(png)]) == 2
+        assert "never timed" in capsys.readouterr().err
+
+
+def told_of(capsys: pytest.CaptureFixture[str], path: Path, sweep: str) -> tuple[dict[str, Any], list[str]]:
+    """The document and the lines before the words of one search."""
+    document, lines = told(capsys, path, "--sweep", sweep)
+    return document, lines[: next(i for i, line in enumerate(lines) if line.startswith("speed up:"))]
+
+
+@pytest.mark.parametrize("policy", ["match", "match:length=1", "match:length=0"])
+def test_replay_tells_no_speed_that_is_not_known(
+    untimed: Path, policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["replay", str(untimed), "--cost", "fit", "--policy", policy]
+    assert run([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    schema = json.loads(SCHEMA.with_name("replay_v1.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    (row,) = document["runs"][0]["policies"]
+    speed = row["speed"]
+    assert all(speed[name] is None for name in ("speed_up", "interval", "difference", "best_share"))
+    assert (speed["tokens_per_second"] is None) == (speed["round_us"] is None) == (policy != "match")
+    assert speed["verified_per_token"] > 0
+    assert run([*words, "-q"]) == 0
+    text = capsys.readouterr().out
+    assert "speed-up (95 %)" not in text
+    assert ("tokens/s" in text) == (policy == "match")
+
+
+@given(
+    us=st.lists(st.floats(0.1, 1e6), min_size=4, max_size=4),
+    length=st.integers(0, 3),
+)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_plain_decoding_is_as_fast_as_itself(dense: Path, us: list[float], length: int) -> None:
+    """Whatever a search for drafts costs: who never drafts never pays it."""
+    step = StepTime(
+        Grid(((0.0, 3.0), (1.0,)), (us[0], us[1])), Grid(((0.0, 3.0), (1.0,), (1.0,)), (us[2], us[3]))
+    )
+    law = CostModel(step, "law", 1.0, (), (), 0)
+    for rejudged in (True, False):
+        texts = ("match:length=0", f"match:length={length}")
+        policies = [parse_policy(text) for text in texts]
+        found = tune(open_run([dense]).files, policies, law, dense=not rejudged)
+        plain = next(item for item in found.candidates if str(item.policy) == texts[0])
+        assert plain.speed.speed_up == pytest.approx(1.0)
+        assert found.speculates() is (found.candidates[found.best].speed.speed_up > 1 and length > 0)
+
+
+def test_where_nothing_was_drafted_there_is_nothing_to_tune(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tune", str(record(tmp_path / "plain.parquet", 0))]) == 2
+    assert "expected drafted nodes, found none in any live round" in capsys.readouterr().err
 
 
 def test_replay_says_it_too(untimed: Path, law: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,8 +238,11 @@ def test_policies_that_tie_share_being_the_best(dense: Path, twins: int) -> None
     assert shares["match:length=0"] == 0.0
 
 
-def test_rows_beyond_the_limit_are_explained(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document, lines = told(capsys, dense, "--sweep", "match:length=0..3", "--limit", "1")
+def test_rows_beyond_the_limit_are_explained(
+    dense: Path, law: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--sweep", "match:length=0..3", "--limit", "1", "--cost", str(law)]
+    document, lines = told(capsys, dense, *words)
     beyond = sum(item["front"] for item in document["policies"][1:])
     assert beyond > 0
     assert any(re.search(rf"{beyond} rows beyond --limit 1 .* on the front", line) for line in lines)
