@@ -126,7 +126,10 @@ def numeric_sections(
     sections["features"]["not_compared"] = comparable_features(found.a, found.b)
     if sections["features"]["not_compared"]:
         sections["features"]["status"] = "not compared"
-    sections["acceptance"] = {"status": acceptance_status(acceptance), **acceptance.to_dict()}
+    status = acceptance_status(acceptance)
+    if not (identical or acceptance.rounds_a or acceptance.rounds_b):
+        status = "not compared"
+    sections["acceptance"] = {"status": status, **acceptance.to_dict()}
     timed = {"timers": found.timing.to_dict(), "columns": column_rows(found.ledger, "timing")}
     sections["timing"] = timed if found.settings.timing else None
     return sections

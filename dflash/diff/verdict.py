@@ -29,7 +29,8 @@ class Verdict(StrEnum):
 
 MEANINGS: Mapping[Verdict, str] = {
     Verdict.IDENTICAL: "every value compared is the same, and so are the headers but for time and place",
-    Verdict.EQUAL: "tokens, drafts and decisions are the same, and no number lies beyond the tolerance",
+    Verdict.EQUAL: "tokens, drafts and decisions are the same, and no number lies beyond the tolerance; the "
+    "headers may differ",
     Verdict.SAME_LAW: "as before, but for raw logits, whose log p are within the tolerance",
     Verdict.SHORTER: "a recording was interrupted or recovered: requests end sooner in it or are missing, "
     "and all that both files hold is equal within the tolerance",

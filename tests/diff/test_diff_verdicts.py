@@ -15,6 +15,7 @@ from tiny_recorder import Proposal, Recorder
 
 from dflash.diff import On
 from dflash.draftfile.columns import COLUMNS
+from dflash.draftfile.reader import open_draft_file
 from dflash.draftfile.writer import RunStatus
 
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -254,6 +255,28 @@ def test_no_prompt_in_common(made: dict[str, Path], tmp_path: Path) -> None:
     told = compare(made["full"], save(tmp_path / "b.parquet", edited(recording(), edit)))
     assert (told["verdict"], told["exit_code"]) == ("no aligned request", 2)
     assert "text of the prompts" in told["summary"]
+    read = set(told["sections"]) - {"identity", "schema", "requests", "timing"}
+    assert {told["sections"][name]["status"] for name in read} == {"not compared"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "identical"),
+        ({"created_at": "2026-12-01T00:00:00Z", "host": "elsewhere"}, "identical"),
+        ({"policy": {"rule": {"name": "greedy"}, "shape": {}, "control": {"name": "static"}}}, "equal"),
+        ({"seed": 12345}, "equal"),
+    ],
+)
+def test_equal_digests_are_identical_under_headers_that_differ_in_time_and_place_alone(
+    made: dict[str, Path], tmp_path: Path, changes: dict[str, Any], verdict: str
+) -> None:
+    other = save(tmp_path / "b.parquet", recording(), **changes)
+    assert open_draft_file(other).content_digest == open_draft_file(made["full"]).content_digest
+    told = compare(made["full"], other)
+    assert told["verdict"].startswith(verdict)
+    assert told["exit_code"] == 0
+    assert told["read"] == ("digests" if verdict == "identical" else "rows")
 
 
 def test_without_texts_tokens_align(tmp_path: Path) -> None:
