@@ -25,3 +25,12 @@ class DataLost(DflashError):
     """The command finished, but some of the data could not be kept."""
 
     exit_code = 3
+
+
+def unread(error: OSError) -> str:
+    """Say in words why a file cannot be read, to stand after "but"."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "there is no such file"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder"
+    return f"it cannot be read: {(error.strerror or str(error)).lower()}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dflash.errors import UsageError
+from dflash.errors import UsageError, unread
 
 SETTINGS_FILE = "dflash.toml"
 
@@ -36,7 +36,9 @@ def read_settings(path: Path, commands: Collection[str]) -> dict[str, dict[str, 
     """
     try:
         sections = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise BadSettings(f"{path}: expected settings as TOML, but {unread(error)}.") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadSettings(f"{path}: expected settings as TOML, but it cannot be read: {error}.") from error
     for name, section in sections.items():
         if name not in commands or not isinstance(section, dict):

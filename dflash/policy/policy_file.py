@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dflash.errors import unread
 from dflash.policy.errors import BadPolicyFile, UnknownSection
 
 SUFFIX = ".toml"
@@ -26,7 +27,9 @@ def read_policy_file(path: str | Path) -> dict[str, dict[str, Any]]:
     """
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise BadPolicyFile(str(path), unread(error)) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadPolicyFile(str(path), f"it cannot be read: {error}") from error
     for name, section in document.items():
         if name not in SECTIONS or not isinstance(section, dict):

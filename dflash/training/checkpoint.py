@@ -38,7 +38,11 @@ def load_checkpoint(folder: Path, identity: Mapping[str, Any], device: torch.dev
         raise NothingToResume(folder)
     stored = torch.load(path, map_location=device, weights_only=True)
     before, now = _flat(json.loads(stored["identity"])), _flat(json.loads(json.dumps(identity)))
-    differing = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    differing = {
+        key: (before.get(key), now.get(key))
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    }
     if differing:
         raise OtherTraining(folder, differing)
     state: dict[str, Any] = stored["state"]

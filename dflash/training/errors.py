@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dflash.errors import DflashError, UsageError
 
@@ -80,7 +82,34 @@ class NothingToResume(UsageError):
 class OtherTraining(UsageError):
     """A checkpoint of a training with other settings."""
 
-    def __init__(self, folder: Path, differing: list[str]) -> None:
+    def __init__(self, folder: Path, differing: Mapping[str, tuple[Any, Any]]) -> None:
+        """Name options.
+
+        Args:
+            differing: what the checkpoint has and what is asked for, by its place in the identity.
+        """
+        told = (_difference(key, *values) for key, values in differing.items())
         super().__init__(
-            f"{folder}: expected the settings of its checkpoint, found others for {', '.join(differing)}."
+            f"{folder}: expected the settings of its checkpoint, found {'; '.join(told)}. Give what it "
+            "has, or train into another folder."
         )
+
+
+# options whose names are not those of the settings
+_OPTIONS = {"settings.text.judged": "--max-new-tokens", "settings.step.texts": "--step-texts"}
+# digests, which tell nobody more
+_DIGESTS = {"target": "another --target", "texts": "other texts, of --prompts or --draft-files"}
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    for name, told in _DIGESTS.items():
+        if key.partition(".")[0] == name:
+            return told
+    option = _OPTIONS.get(key, "--" + key.rpartition(".")[2].replace("_", "-"))
+    return f"{option} {_value(now)} where it has {_value(before)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "not given"
+    return "not given" if value is None else str(value)

@@ -45,7 +45,11 @@ WRONG = [
     (["recover", "missing.parquet"], "expected the journal of a recording"),
     (["recover", "missing.journal"], "expected the journal of a recording"),
     (["bench", "recrod"], "There is no command `dflash bench recrod`. Did you mean 'record'?"),
-    (["--settings", "missing.toml", "env"], "cannot be read"),
+    (
+        ["--settings", "missing.toml", "env"],
+        "missing.toml: expected settings as TOML, but there is no such file.",
+    ),
+    (["replay", "x", "--policy", "no.toml"], "no.toml: expected a policy as TOML with [rule], [shape] and"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from dflash.cli.main import run
+from dflash.cli.train import train
 from dflash.cli.train_run import conversations
 from dflash.drafters.checkpoint.read import read_block
 from dflash.draftfile.reader import open_draft_file
+from dflash.training.checkpoint import load_checkpoint, save_checkpoint
 from dflash.training.dialogue import Manners
 from dflash.training.errors import NothingToResume, OtherTraining
 from dflash.training.evaluation import TOTAL, tau_on
@@ -144,8 +147,40 @@ def test_only_the_same_training_is_resumed(tiny, tmp_path):
     with pytest.raises(NothingToResume):
         training(tiny, tmp_path, 2).run(True, quiet)
     training(tiny, tmp_path, 2).run(False, quiet)
-    with pytest.raises(OtherTraining, match=r"settings\.drafter\.family, settings\.step\.steps"):
+    with pytest.raises(
+        OtherTraining, match=r"--family dflash where it has dspark; --steps 3 where it has 2\."
+    ):
         training(tiny, tmp_path, 3, family="dflash").run(True, quiet)
+
+
+def leaves(value, path=()):
+    """Every value that is no mapping, by its path."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+def test_every_setting_is_named_by_its_option_and_with_both_values(tmp_path):
+    before = {"settings": TrainSettings().to_dict(), "target": "a" * 64, "texts": "b" * 64}
+    save_checkpoint(tmp_path, {}, before)
+    options = {flag for option in train.params for flag in option.opts}
+    # no option sets them
+    fixed = {"--adam-share", "--warmup", "--user-temperature"}
+    for path, value in leaves(before):
+        now = json.loads(json.dumps(before))
+        held = functools.reduce(dict.__getitem__, path[:-1], now)
+        held[path[-1]] = "now"
+        with pytest.raises(OtherTraining) as error:
+            load_checkpoint(tmp_path, now, torch.device("cpu"))
+        said = str(error.value)
+        assert not any(".".join(path[-2:]) in word for word in said.split())
+        named = {word.strip(",.;") for word in said.split() if word.startswith("--")}
+        assert named <= options | fixed
+        if path[0] == "settings":
+            (name,) = named
+            assert f"{name} now where it has {'not given' if value in (None, ()) else value}. " in said
 
 
 @pytest.mark.parametrize("family", ["dspark", "dflash"])
