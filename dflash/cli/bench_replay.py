@@ -14,6 +14,7 @@ from rich.table import Table
 
 from dflash.cli.options import FiniteFloat, json_option
 from dflash.cli.output import emit, talk
+from dflash.cli.policy_cell import counted
 
 if TYPE_CHECKING:
     from dflash.bench.replay import Compared, Many
@@ -140,7 +141,8 @@ def _render(
     if query is None:
         console.print("DuckDB is not installed: pip install dflash-toolkit[query]")
     console.print(
-        f"{swept.policies} policies: the file was read {swept.readings} time(s), {swept.seconds.wall:.1f} s"
+        f"{swept.policies} policies: the file was read {counted(swept.readings, 'time')}, "
+        f"{swept.seconds.wall:.1f} s"
     )
     if memory is not None:
         console.print(

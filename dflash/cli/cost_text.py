@@ -7,6 +7,7 @@ import json
 from rich.console import Console
 from rich.table import Table
 
+from dflash.cli.policy_cell import counted
 from dflash.replay.cost import CostModel, Fit
 
 PLAIN_UNTIMED = (
@@ -30,7 +31,7 @@ def render_cost(model: CostModel, console: Console) -> None:
     if model.fits:
         console.print(_residuals(model))
     if model.untimed:
-        console.print(f"{model.untimed} rounds without times were left out", soft_wrap=True)
+        console.print(f"left out: {counted(model.untimed, 'round')} without times", soft_wrap=True)
     for text in model.assumptions:
         console.print(f"assumes: {text}", soft_wrap=True)
 
@@ -38,7 +39,9 @@ def render_cost(model: CostModel, console: Console) -> None:
 def _sentence(fit: Fit) -> str:
     terms = " + ".join(f"{_time(term.us)} a {term.of}" for term in fit.terms) or "nothing"
     share = "" if fit.share is None else f" ({fit.share:.0%})"
-    return f"{fit.part} = {terms}; residual {_time(fit.residual_us)}{share} on {fit.steps} forwards"
+    return (
+        f"{fit.part} = {terms}; residual {_time(fit.residual_us)}{share} on {counted(fit.steps, 'forward')}"
+    )
 
 
 def _residuals(model: CostModel) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash.cli.diff_grid import Grid, interval, number, percentage, signed
+from dflash.cli.policy_cell import counted
 
 Json = Mapping[str, Any]
 
@@ -39,9 +40,10 @@ def features(section: Json) -> tuple[list[str], list[Grid]]:
 def acceptance(section: Json) -> tuple[list[str], list[Grid]]:
     """tau and acceptance by position, with intervals."""
     rounds = section["rounds"]
-    lines = [
-        f"{rounds['a']} live rounds in A, {rounds['b']} in B; intervals over {section['requests']} requests."
-    ]
+    over = f"intervals over {section['requests']} requests"
+    if section["requests"] < 2:
+        over = "no intervals, which are drawn over requests with rounds in both"
+    lines = [f"{counted(rounds['a'], 'live round')} in A, {rounds['b']} in B; {over}."]
     names = ["tau", *(f"position {index + 1}" for index in range(len(section["positions"])))]
     rows = tuple(
         (

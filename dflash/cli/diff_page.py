@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash.cli import diff_numbers
 from dflash.cli.diff_grid import Grid, cell, number, signed
+from dflash.cli.policy_cell import counted
 
 Json = Mapping[str, Any]
 ShowToken = Callable[[int], str]
@@ -83,7 +84,8 @@ def _source(run: Json) -> str:
     paths = ", ".join(file["path"] for file in run["files"])
     drafters = " + ".join(run["drafters"]) or "no drafter"
     ended = "" if run["run_status"] == ["finished"] else f", {' and '.join(run['run_status'])}"
-    return f"{paths} ({run['target']} with {drafters}; {run['requests']} requests, {run['rows']} rows{ended})"
+    told = f"{counted(run['requests'], 'request')}, {counted(run['rows'], 'row')}"
+    return f"{paths} ({run['target']} with {drafters}; {told}{ended})"
 
 
 def _thresholds(judged: Sequence[Json]) -> Grid | None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dflash.cli.options import files_argument, json_option
 from dflash.cli.output import complain, emit
+from dflash.cli.policy_cell import counted
 from dflash.draftfile.canonical import EXACT_INTEGERS
 from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.reader import DraftFile, open_draft_file
@@ -123,7 +124,8 @@ def render(files: Sequence[Json], console: Console) -> None:
         every = total(files)
         console.print()
         console.print(
-            f"{len(files)} files: {every['requests']} requests, {every['summary']['rounds']} rounds, "
+            f"{len(files)} files: {counted(every['requests'], 'request')}, "
+            f"{counted(every['summary']['rounds'], 'round')}, "
             f"tau {_number(every['tau'])}, {_bytes(every['size_bytes'])}"
         )
 
@@ -149,7 +151,7 @@ def _facts(file: Json) -> list[tuple[str, str]]:
         ("run", f"{file['run_id']}{part}, {file['run_status']}, {file['header']['created_at']}"),
         *lost,
         ("digest", file["content_digest"]),
-        ("size", f"{_bytes(file['size_bytes'])}, {_plural(file['row_groups'], 'row group')}"),
+        ("size", f"{_bytes(file['size_bytes'])}, {counted(file['row_groups'], 'row group')}"),
         ("columns", ", ".join(f"{name} {_bytes(size)}" for name, size in file["column_bytes"].items())),
     ]
 
@@ -178,9 +180,9 @@ def _counts(file: Json) -> list[tuple[str, str]]:
         [f"{count / summary['rounds']:.2f}" for count in summary["accepted"]] if summary["rounds"] else []
     )
     return [
-        ("requests", f"{file['requests']}, {summary['prompt_tokens']} prompt tokens"),
+        ("requests", f"{file['requests']}, {counted(summary['prompt_tokens'], 'prompt token')}"),
         ("rows", _rows(file["rows"], summary)),
-        ("emitted", f"{summary['tokens_emitted']} tokens"),
+        ("emitted", counted(summary["tokens_emitted"], "token")),
         ("tau", f"{_number(file['tau'])} (accepted nodes + 1 per live round, before truncation)"),
         ("accepted", " ".join(shares) + " of the live rounds, by position" if shares else "-"),
         (
@@ -194,7 +196,7 @@ def _rows(rows: int, summary: Json) -> str:
     """All rows by kind; every request has one prefill."""
     prefills, rounds, dense = (summary[name] for name in ("requests", "rounds", "dense_rows"))
     features = rows - prefills - rounds - dense
-    return f"{rows}: {_plural(prefills, 'prefill')}, {_plural(rounds, 'live round')}, {dense} dense, " + (
+    return f"{rows}: {counted(prefills, 'prefill')}, {counted(rounds, 'live round')}, {dense} dense, " + (
         f"{features} of prompts' hidden states"
     )
 
@@ -229,10 +231,6 @@ def _policy(policy: Json) -> str:
 
 def _flat(part: Any) -> str:
     return " ".join(f"{key}={value}" for key, value in part.items()) if isinstance(part, dict) else str(part)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _number(value: float | None) -> str:

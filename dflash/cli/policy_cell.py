@@ -34,7 +34,14 @@ def add_numbers(table: Table, columns: Mapping[str, Sequence[str]]) -> None:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, which takes an s."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def without_intervals(columns: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Return the columns, called what they are where none of their cells has an interval."""
+    if any(" to " in cell for cells in columns.values() for cell in cells):
+        return dict(columns)
+    return {name.removesuffix(" (95 %)"): cells for name, cells in columns.items()}
 
 
 def estimate_cell(value: float | None, interval: Interval | None, form: str = ".3f") -> str:

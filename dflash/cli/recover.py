@@ -10,6 +10,7 @@ from rich.console import Console
 from dflash.cli.options import json_option, output_option, overwrite_option
 from dflash.cli.outcome import Exit
 from dflash.cli.output import emit
+from dflash.cli.policy_cell import counted
 from dflash.draftfile.recover import Recovered
 from dflash.draftfile.recover import recover as recover_journal
 
@@ -53,7 +54,8 @@ def render(found: Recovered, console: Console) -> None:
     if found.already_complete:
         console.print(f"{found.path} is complete; the journal is not needed and was removed.", soft_wrap=True)
         return
-    kept = f"{found.closed} finished and {len(found.interrupted)} interrupted requests, {found.rows} rows"
+    interrupted = counted(len(found.interrupted), "interrupted request")
+    kept = f"{found.closed} finished and {interrupted}, {counted(found.rows, 'row')}"
     console.print(f"{found.path}: {kept}, digest {found.content_digest[:12]}", soft_wrap=True)
     for request, reason in found.dropped.items():
         console.print(f"left out {request}: {reason}", soft_wrap=True)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit
+from dflash.cli.policy_cell import counted
 from dflash.draftfile.run import open_runs
 from dflash.replay.audit.audit import Audit, audit
 from dflash.replay.audit.verdict import Status, Verdict
@@ -39,7 +40,7 @@ def _render(audits: Sequence[Audit], console: Console) -> None:
         files = ", ".join(source.path for source in found.sources)
         word = "passed" if found.passed else "FAILED"
         console.print(
-            f"{files}: {found.requests} requests, recorded under {found.recorded}: audit {word}",
+            f"{files}: {counted(found.requests, 'request')}, recorded under {found.recorded}: audit {word}",
             soft_wrap=True,
         )
         console.print(_table(found.verdicts))

@@ -19,6 +19,17 @@ from dflash.replay.result import PolicyRow, Replay
 from dflash.replay.statistics import Interval
 from dflash.replay.work import SPEED_DEFINITIONS
 
+# where a line says it otherwise than the document
+_CALLED = {
+    "curve": "tau by length",
+    "later_branch_wins": "later branches win",
+    "first_token_diversity": "first-token diversity",
+    "duplicate_first_token_rate": "duplicate first tokens",
+    "speed_up": "speed-up",
+    "tokens_per_second": "tokens/s",
+    "verified_per_token": "rows a token",
+}
+
 
 def render_details(run: Replay, console: Console) -> dict[str, str]:
     """Print what there is, and return what it means."""
@@ -30,18 +41,26 @@ def render_details(run: Replay, console: Console) -> dict[str, str]:
             console.print(f"{row.policy}: {_calibrated(signal)}", soft_wrap=True)
             console.print(_reliability(signal))
     if any(row.knee is not None and row.knee.length is not None for row in run.rows):
-        words |= KNEE_DEFINITIONS
+        words |= _called(KNEE_DEFINITIONS)
     if any(row.branching is not None for row in run.rows):
-        words |= BRANCHING_DEFINITIONS
+        words |= _called(BRANCHING_DEFINITIONS)
     if any(row.calibration for row in run.rows):
         words |= CALIBRATION_DEFINITIONS
     if run.cost is not None:
-        console.print(_speeds(run))
+        speeds = _speeds(run)
+        console.print(speeds)
         if not run.cost.plain_timed:
             console.print(PLAIN_UNTIMED, style="bold", soft_wrap=True)
         render_cost(run.cost, console)
-        words |= {**SPEED_DEFINITIONS, **COST_DEFINITIONS}
+        shown = {str(column.header).removesuffix(" (95 %)") for column in speeds.columns}
+        words |= {name: text for name, text in _called(SPEED_DEFINITIONS).items() if name in shown}
+        words |= COST_DEFINITIONS if run.cost.fits else {}
     return words
+
+
+def _called(words: Mapping[str, str]) -> dict[str, str]:
+    """The definitions under the words that are printed."""
+    return {_CALLED.get(name, name): text for name, text in words.items()}
 
 
 def _lines(row: PolicyRow) -> list[str]:

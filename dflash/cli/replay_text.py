@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from dflash.cli.policy_cell import add_numbers, estimate_cell, interval_cell, number_cell, policy_cell
+from dflash.cli.output import Level, level
+from dflash.cli.policy_cell import (
+    add_numbers,
+    counted,
+    estimate_cell,
+    interval_cell,
+    number_cell,
+    policy_cell,
+    without_intervals,
+)
 from dflash.cli.replay_details import render_details
 from dflash.replay.definitions import DEFINITIONS
 from dflash.replay.result import CheckReport, PolicyRow, Replay
 
 _POSITIONS = 8
+NO_INTERVALS = "no 95 % intervals: they are drawn over requests, and fewer than two have rounds"
 _MEANING = {
     "walk": "walk",
     "lossless": "lossless",
@@ -33,6 +43,8 @@ def render(runs: Sequence[Replay], console: Console) -> None:
         if number:
             console.print()
         words |= _render(run, console)
+    if level() is Level.QUIET:
+        return
     console.print()
     for heading, text in words.items():
         console.print(f"{heading.replace('_', ' ')}: {text}", soft_wrap=True, style="dim")
@@ -41,14 +53,19 @@ def render(runs: Sequence[Replay], console: Console) -> None:
 def _render(run: Replay, console: Console) -> dict[str, str]:
     files = ", ".join(source.path for source in run.sources)
     console.print(
-        f"{files}: {run.requests} requests, recorded under {run.recorded}",
+        f"{files}: {counted(run.requests, 'request')}, recorded under {run.recorded}",
         soft_wrap=True,
     )
     columns = _columns(run.rows)
-    console.print(_policies(run.rows, columns))
+    shown = without_intervals(columns)
+    console.print(_policies(run.rows, shown))
+    if columns.keys() != shown.keys():
+        console.print(NO_INTERVALS, soft_wrap=True)
     told = {name.removesuffix(" (95 %)"): _MEANING[name] for name in columns if name in _MEANING}
     words = {heading: DEFINITIONS[name] for heading, name in told.items()}
-    if any(" to " in cell for cells in columns.values() for cell in cells):
+    if "walk" in words:
+        words["walk"] = _walks(columns["walk"])
+    if columns.keys() == shown.keys():
         words["95 %"] = DEFINITIONS["interval"]
     if any(row.acceptance for row in run.rows):
         console.print(_positions(run.rows))
@@ -69,6 +86,13 @@ def _ways(rows: Sequence[PolicyRow]) -> str:
     return "; ".join(text for text in told if text.partition(":")[0] in met)
 
 
+def _walks(met: Sequence[str]) -> str:
+    """Say what the walks mean that these policies would be."""
+    what, _, ways = DEFINITIONS["walk"].partition(": ")
+    told = [way.removeprefix("or ") for way in ways.split(", ")]
+    return f"{what}: {', '.join(way for way in told if way.partition(' ')[0] in met)}"
+
+
 def _columns(rows: Sequence[PolicyRow]) -> dict[str, list[str]]:
     """The cells of every column in which some row has something to say."""
     columns = {
@@ -86,7 +110,7 @@ def _columns(rows: Sequence[PolicyRow]) -> dict[str, list[str]]:
     return {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
 
 
-def _policies(rows: Sequence[PolicyRow], columns: dict[str, list[str]]) -> Table:
+def _policies(rows: Sequence[PolicyRow], columns: Mapping[str, Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("policy", no_wrap=True, overflow="fold")
     table.add_column("exactness")
@@ -147,8 +171,8 @@ def _remarks(row: PolicyRow) -> list[str]:
 def _check(check: CheckReport, console: Console) -> None:
     word = "passed" if check.passed else "FAILED"
     console.print(
-        f"check {word}: {check.rounds} live rounds of {check.requests} requests, "
-        f"{sum(check.failures.values())} failures, {check.coin_ties} coin ties",
+        f"check {word}: {counted(check.rounds, 'live round')} of {counted(check.requests, 'request')}, "
+        f"{counted(sum(check.failures.values()), 'failure')}, {counted(check.coin_ties, 'coin tie')}",
         soft_wrap=True,
     )
     for failure in check.listed:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dflash.cli.outcome import Exit
 from dflash.cli.output import bar, emit
+from dflash.cli.policy_cell import counted
 from dflash.cli.record_options import load
 from dflash.draftfile.run import Run, open_run, refuse_as_output
 from dflash.engine.output import check_output
@@ -57,7 +58,8 @@ def _document(found: Rescored, run: Run, target: str) -> dict[str, Any]:
 
 def _render(facts: dict[str, Any], console: Console) -> None:
     lines = (
-        f"{facts['file']}: {facts['requests']} requests, {facts['rows']} rows, {facts['slots']} slots scored "
+        f"{facts['file']}: {counted(facts['requests'], 'request')}, {counted(facts['rows'], 'row')}, "
+        f"{counted(facts['slots'], 'slot')} scored "
         f"by {facts['target']}",
         f"drafts, contexts, decisions and features are those of the recording under {facts['contexts_of']}: "
         "re-judge it, it cannot be walked",

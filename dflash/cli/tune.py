@@ -19,6 +19,7 @@ from dflash.cli.options import (
 )
 from dflash.cli.output import bar, emit, talk
 from dflash.cli.outputs import check_outputs
+from dflash.cli.policy_cell import counted
 from dflash.cli.tune_text import caveats, render
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.run import open_run
@@ -163,7 +164,9 @@ def _comment(found: Tuned) -> str:
         lines.append(
             f"predicted tau {_with_interval(best.row.tau, best.row.interval)} ({best.row.exactness})"
         )
-    return "\n".join([*lines, *caveats(found), f"batch {found.model.batch:g}, {found.requests} requests"])
+    return "\n".join(
+        [*lines, *caveats(found), f"batch {found.model.batch:g}, {counted(found.requests, 'request')}"]
+    )
 
 
 def _with_interval(value: float, interval: Any) -> str:

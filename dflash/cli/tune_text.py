@@ -10,7 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from dflash.cli.cost_text import PLAIN_UNTIMED, render_cost
-from dflash.cli.policy_cell import add_numbers, counted, estimate_cell, number_cell, policy_cell
+from dflash.cli.output import Level, level
+from dflash.cli.policy_cell import (
+    add_numbers,
+    counted,
+    estimate_cell,
+    number_cell,
+    policy_cell,
+    without_intervals,
+)
+from dflash.cli.replay_text import NO_INTERVALS
 from dflash.policy.rule import Exactness
 from dflash.replay.tune_document import TUNE_WORDS
 from dflash.replay.tuned import Candidate, Cell, Tuned
@@ -31,6 +40,8 @@ def render(found: Tuned, limit: int, console: Console) -> None:
         console.print(surface_table(found.surface))
     console.print()
     render_cost(found.model, console)
+    if level() is Level.QUIET:
+        return
     console.print()
     for name, text in TUNE_WORDS.items():
         console.print(f"{name.replace('_', ' ')}: {text}", soft_wrap=True, style="dim")
@@ -71,6 +82,8 @@ def _recommendation(found: Tuned, console: Console) -> None:
     if row.tau is None:
         told = f"kept a round {number_cell(row.emitted_per_round, row.emitted_interval)}"
     console.print(f"  {told}, {row.exactness}, on {counted(found.requests, 'request')}", soft_wrap=True)
+    if row.interval is None and row.emitted_interval is None:
+        console.print(f"  {NO_INTERVALS}", soft_wrap=True)
     for remark in (*row.remarks, *_advice(found)):
         console.print(f"  {remark}", soft_wrap=True)
     if found.frugal != found.best:
@@ -166,7 +179,7 @@ def _ranking(found: Tuned, limit: int) -> Table:
     table.add_column("policy", no_wrap=True, overflow="fold")
     table.add_column("exactness")
     rows = [[cell(item) for cell in columns.values()] for item in shown]
-    add_numbers(table, dict(zip(columns, zip(*rows, strict=True), strict=True)))
+    add_numbers(table, without_intervals(dict(zip(columns, zip(*rows, strict=True), strict=True))))
     for item, numbers in zip(shown, rows, strict=True):
         marks = ((item.front and told, "*", " "), (item.admissible, "", "x"), (item.censored, "c", ""))
         table.add_row(
@@ -195,7 +208,7 @@ def _legend(found: Tuned, limit: int) -> str:
     if hidden := max(0, len(found.candidates) - limit) - added:
         parts.append(f"{hidden} more policies: --limit, or --json for all")
     if found.dropped:
-        seen = ", ".join(f"{rung.policies} on {rung.requests} requests" for rung in found.rungs)
+        seen = ", ".join(f"{rung.policies} on {counted(rung.requests, 'request')}" for rung in found.rungs)
         parts.append(f"policies judged: {seen}")
     return "; ".join(parts)
 

@@ -162,9 +162,10 @@ def _summary(verdict: Verdict, found: Comparison, acceptance: AcceptanceReport, 
             f"No request of A ({a.requests}) has a partner among those of B ({b.requests}): "
             f"they are aligned by the {by}, and no prompt is in both files."
         )
-    parts = [f"{found.requests.aligned} of {a.requests} and {b.requests} requests aligned"]
+    parts = [f"{found.requests.aligned} of {a.requests} requests in A and of {b.requests} in B aligned"]
     if verdict in (Verdict.DRIFTED, Verdict.DIFFERENT):
-        parts.append(f"{found.tokens.parted} part")
+        parted = found.tokens.parted
+        parts.append(f"{parted or 'none'} of them part{'s' if parted < 2 else ''}")
     tau = acceptance.tau
     if tau.a is not None and tau.b is not None:
         moved = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,59 @@ def test_columns_and_words_are_those_of_what_is_shown(compared: Replay) -> None:
 
 def test_match_on_drafts_of_their_own_noise_advises_what_to_do(compared: Replay) -> None:
     assert any("--proposal shared" in remark for remark in compared.rows[0].remarks)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One request, a round or two."""
+    return write(tmp_path_factory.mktemp("alone") / "one.parquet", requests=1, max_new_tokens=3)
+
+
+REPLAYS = ["", "--check", "--calibration", "--cost fit", "--cost LAW", "--policy match:length=0", "--rejudge"]
+
+
+@pytest.mark.parametrize("more", REPLAYS)
+@pytest.mark.parametrize("requests", ["one", "several"])
+def test_the_legend_explains_what_is_shown_and_quiet_leaves_it_out(
+    live: Path, alone: Path, law: Path, more: str, requests: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = live if requests == "several" else alone
+    words = ["replay", str(path), *more.replace("LAW", str(law)).split()]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert run([*words, "-q"]) == 0
+    shown = capsys.readouterr().out
+    assert text.startswith(shown)
+    legend = text[len(shown) :].strip().splitlines()
+    assert legend
+    for line in legend:
+        word = line.partition(": ")[0]
+        known = {"fit": "residual", "round time": "draft = ", "ece": "ECE", "auc": "AUC"}
+        assert known.get(word, word) in shown, word
+
+
+@pytest.mark.parametrize("command", ["replay", "tune --sweep match:length=3"])
+def test_numbers_without_an_interval_say_why(
+    live: Path, alone: Path, law: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, bare in ((live, False), (alone, True)):
+        assert run([*command.split(), str(path), "--cost", str(law), "-q"]) == 0
+        text = capsys.readouterr().out
+        assert ("no 95 % intervals: they are drawn over requests" in text) is bare
+        assert ("tau (95 %)" in text) is not bare
+
+
+COMMANDS = ["replay", "replay --check", "replay --audit", "info", "diff", "tune --cost LAW", "plan"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_one_of_a_thing_is_not_several(
+    alone: Path, law: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = [str(alone)] if command == "diff" else []
+    run([*command.replace("LAW", str(law)).split(), str(alone), *again])
+    text = capsys.readouterr().out
+    # not the end of a number, nor "1 of 1 rounds accept"
+    wrong = r"(?<![\d.,:])(?<!of )1 (live |drafted )?(request|round|row|token|file|tie|forward|failure)s\b"
+    assert re.findall(wrong, text) == []
+    assert "(s)" not in text
