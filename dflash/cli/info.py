@@ -16,6 +16,7 @@ from dflash.cli.output import complain, emit
 from dflash.cli.policy_cell import counted
 from dflash.draftfile.canonical import EXACT_INTEGERS
 from dflash.draftfile.errors import DraftFileError
+from dflash.draftfile.other_settings import REQUESTS
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.run import draft_paths
 from dflash.draftfile.summary import Summary, merged
@@ -88,6 +89,7 @@ def describe(file: DraftFile) -> Json:
         "column_bytes": file.column_sizes(),
         "summary": summary.to_dict(),
         "tau": summary.tau,
+        "other_settings": None if file.other_settings is None else dict(file.other_settings),
         "header": exact(file.header.raw),
     }
 
@@ -134,7 +136,7 @@ def _block(file: Json) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in (*_facts(file), *_identities(file["header"]), *_counts(file)):
+    for name, text in (*_facts(file), *_identities(file), *_counts(file)):
         table.add_row(name, text)
     return table
 
@@ -156,14 +158,15 @@ def _facts(file: Json) -> list[tuple[str, str]]:
     ]
 
 
-def _identities(header: Json) -> list[tuple[str, str]]:
+def _identities(file: Json) -> list[tuple[str, str]]:
+    header = file["header"]
     sampling = ", ".join(f"{key} {value}" for key, value in header["sampling"].items() if value is not None)
     shape = header["shape"]
     return [
         ("target", _model(header["target"])),
         *[("drafter", f"{_model(drafter)}, {drafter['proposal']}") for drafter in header["drafters"]],
         ("tokenizer", f"{header['tokenizer']['digest'][:12]}, {header['tokenizer']['vocab_size']} tokens"),
-        ("sampling", f"{sampling}, seed {header['seed']}"),
+        ("sampling", f"{sampling}, seed {header['seed']}{_others(file['other_settings'])}"),
         ("policy", _policy(header["policy"])),
         (
             "shape",
@@ -172,6 +175,15 @@ def _identities(header: Json) -> list[tuple[str, str]]:
         ("features", _features(header["features"])),
         ("engine", _engine(header["engine"])),
     ]
+
+
+def _others(counts: Json | None) -> str:
+    """How many requests ran under settings of their own, and in what they differ."""
+    names = [name for name in counts or {} if name != REQUESTS]
+    if counts is None or not names:
+        return ""
+    differ = "differs" if counts[REQUESTS] == 1 else "differ"
+    return f"; {counted(counts[REQUESTS], 'request')} {differ} ({', '.join(names)})"
 
 
 def _counts(file: Json) -> list[tuple[str, str]]:

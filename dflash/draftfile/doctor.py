@@ -19,6 +19,7 @@ from dflash.draftfile.errors import (
 from dflash.draftfile.footer import check_body, open_parquet, read_pairs
 from dflash.draftfile.invariants import row_problems
 from dflash.draftfile.metadata import group_chunks
+from dflash.draftfile.other_settings import OtherSettings
 from dflash.draftfile.reader import DraftFile, open_draft_file
 from dflash.draftfile.requests import check_requests
 from dflash.draftfile.summary import Summary
@@ -42,6 +43,7 @@ def problems(file: DraftFile, *, deep: bool = False) -> Iterator[DraftFileError]
     yield from _changed_bytes(file)
     limits, seen = Limits.of(file.header), set[str]()
     summary, digest, whole = Summary(), TableDigest(), True
+    others = OtherSettings(file.header)
     for group in range(file.row_groups):
         table, damages = _read(file, group)
         yield from damages
@@ -55,10 +57,14 @@ def problems(file: DraftFile, *, deep: bool = False) -> Iterator[DraftFileError]
         except DataError as error:
             yield error
         summary.add(table)
+        others.add(table)
         if deep:
             digest.update(table)
     if whole:
         yield from _miscounted(file, summary, len(seen))
+        if file.other_settings not in (None, others.to_dict()):
+            told = f"requests with other settings {dict(file.other_settings or {})} in the metadata"
+            yield RowsDisagree(told, f"{others.to_dict()}", file.path)
         yield from _digests(file, digest) if deep else ()
 
 

@@ -46,6 +46,7 @@ from dflash.draftfile.metadata import (
     footer_start,
     seal,
 )
+from dflash.draftfile.other_settings import OTHER_SETTINGS
 from dflash.draftfile.summary import Summary
 
 METADATA_LIMIT = 16 << 20
@@ -97,6 +98,16 @@ class Pairs:
             return Summary.from_dict(found).to_dict()
         except (KeyError, TypeError) as error:
             raise MetadataInvalid(self.path, "dflash.summary", f"a count is missing ({error})") from error
+
+    @property
+    def other_settings(self) -> dict[str, int] | None:
+        """How many requests have other settings than the header; None where an older writer left it out."""
+        if OTHER_SETTINGS not in self.values:
+            return None
+        found = self.json(OTHER_SETTINGS)
+        if not (isinstance(found, dict) and all(type(count) is int for count in found.values())):
+            raise MetadataInvalid(self.path, OTHER_SETTINGS, f"expected counts, found {str(found)[:80]}")
+        return found
 
     @property
     def capabilities(self) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ class DraftFile:
         lost: What a recovery could not bring back.
         chunk_checksums: CRC-32 of every column chunk, 8 hex digits each, row group by row group.
         size: Bytes.
+        other_settings: Requests whose settings differ from the header's, by setting; `requests` in any. None
+            where an older writer did not count them.
     """
 
     path: Path
@@ -65,6 +67,7 @@ class DraftFile:
     footer_digest: str
     size: int
     schema: pa.Schema
+    other_settings: Mapping[str, int] | None
 
     def __deepcopy__(self, memo: object) -> DraftFile:
         return self
@@ -222,6 +225,7 @@ def open_draft_file(path: Path | str) -> DraftFile:
             footer_digest=pairs.text(FOOTER_DIGEST),
             size=path.stat().st_size,
             schema=schema,
+            other_settings=pairs.other_settings,
         )
         if parquet.metadata.num_rows != found.rows:
             raise RowsDisagree(f"{found.rows} rows", f"{parquet.metadata.num_rows} in the footer", path)

@@ -25,6 +25,7 @@ from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.journal import Journal
 from dflash.draftfile.layout import ZSTD_LEVEL, file_schema, footer_bytes, parquet_writer
 from dflash.draftfile.metadata import sealed, stamp
+from dflash.draftfile.other_settings import OTHER_SETTINGS, OtherSettings
 from dflash.draftfile.publish import Publication, writing
 from dflash.draftfile.requests import check_requests
 from dflash.draftfile.summary import Summary
@@ -116,6 +117,7 @@ class DraftFileWriter:
         self._estimated: list[pa.Table] = []
         self._level = compression_level
         self._digest, self._summary = TableDigest(), Summary()
+        self._others = OtherSettings(self.header)
         self._buffer: list[pa.Table] = []
         self._requests: set[str] = set()
         self._rows = self._groups = self._described = 0
@@ -227,6 +229,7 @@ class DraftFileWriter:
             "dflash.rows": str(self._rows),
             "dflash.requests": str(len(self._requests)),
             "dflash.summary": canonical_json(self._summary.to_dict()),
+            OTHER_SETTINGS: canonical_json(self._others.to_dict()),
             "dflash.column_digests": canonical_json(columns),
             "dflash.content_digest": content_digest(columns),
             "dflash.complete": "true",
@@ -278,6 +281,7 @@ class DraftFileWriter:
         check_rows(group, self._limits, place)
         self._requests |= check_requests(group, self._requests, place)
         self._summary.add(group)
+        self._others.add(group)
         helpers = self._helpers
         digesting = [helpers.submit(update) for update in self._digest.updates(group)] if helpers else []
         with writing(self.path):

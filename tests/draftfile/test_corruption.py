@@ -126,6 +126,14 @@ METADATA: list[tuple[str, Callable[[Pairs], Pairs], type[DraftFileError], str]] 
     ("header without target", heading(target=None), errors.HeaderInvalid, "target"),
     ("summary is no json", setting(summary="{"), errors.MetadataInvalid, "dflash.summary"),
     ("summary without rounds", setting(summary="{}"), errors.MetadataInvalid, "dflash.summary"),
+    ("other settings are no json", setting(other_settings="{"), errors.MetadataInvalid, "other_settings"),
+    (
+        "other settings are no counts",
+        setting(other_settings='{"seed":"x"}'),
+        errors.MetadataInvalid,
+        "counts",
+    ),
+    ("other settings are a list", setting(other_settings="[1]"), errors.MetadataInvalid, "other_settings"),
     ("features without columns", setting(requires='["features"]'), errors.ColumnMissing, "feature_values"),
 ]
 

@@ -83,6 +83,16 @@ def test_a_summary_that_lies(path: Path, tmp_path: Path) -> None:
     assert "rounds 1" in str(examine(bad)[1])
 
 
+def test_other_settings_that_lie(path: Path, tmp_path: Path) -> None:
+    for told, found in (('{"requests":1,"seed":1}', ["RowsDisagree"]), (None, [])):
+
+        def change(pairs: dict[str, str], told: str | None = told) -> dict[str, str]:
+            kept = {key: value for key, value in pairs.items() if key != "dflash.other_settings"}
+            return kept | ({"dflash.other_settings": told} if told else {})
+
+        assert kinds(forge(path, tmp_path / "bad.parquet", pairs=change)) == found
+
+
 def test_only_deep_finds_another_value_under_right_checksums(path: Path, tmp_path: Path) -> None:
     def change(table: pa.Table) -> pa.Table:
         position, field = table.column_names.index("anchor_token"), table.schema.field("anchor_token")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sample_drafts import header, tables, write
 
 from dflash.cli.main import run
@@ -52,6 +56,61 @@ def test_info_of_a_run_without_rounds(tmp_path: Path, capsys: pytest.CaptureFixt
     assert document(capsys, "info", str(tmp_path / "run.parquet"))["total"]["tau"] is None
     assert run(["info", str(tmp_path / "run.parquet")]) == 0
     assert "tau" in capsys.readouterr().out
+
+
+OWN = {"temperature": 0.8, "top_k": None, "top_p": None}
+INFOS = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.sampled_from([7, 8]),
+        "ordinal": st.integers(0, 3),
+        "sampling": st.fixed_dictionaries(
+            {},
+            optional={
+                "temperature": st.sampled_from([0.0, 0.8]),
+                "top_k": st.sampled_from([0, 5]),
+                "top_p": st.sampled_from([1.0, 0.9]),
+            },
+        ),
+    },
+)
+
+
+@given(st.lists(INFOS, max_size=4))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_settings_of_single_requests_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], infos: list[dict[str, Any]]
+) -> None:
+    requests = []
+    for table, info in zip(tables(1, len(infos)), infos, strict=True):
+        position = table.column_names.index("request_info")
+        texts = [json.dumps(info) if text is not None else None for text in table["request_info"].to_pylist()]
+        field = table.schema.field(position)
+        requests.append(table.set_column(position, field, pa.array(texts, field.type)))
+    path = tmp_path / "run.parquet"
+    write(path, requests, header(sampling=OWN, seed=7), overwrite=True)
+    # what a whole law is called does not matter
+    own = {"seed": 7, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
+    odd = [
+        {
+            name
+            for name, value in ({"seed": 7} | info | info.get("sampling", {})).items()
+            if own.get(name, value) != value
+        }
+        for info in infos
+    ]
+    told = document(capsys, "info", str(path))["files"][0]["other_settings"]
+    counts = Counter(name for names in odd for name in names)
+    assert told == {"requests": sum(map(bool, odd)), **counts}
+    assert run(["info", str(path)]) == 0
+    text = capsys.readouterr().out
+    (line,) = (line for line in text.splitlines() if line.startswith("sampling"))
+    count = told["requests"]
+    expected = "" if not count else f"; {count} request{' differs' if count == 1 else 's differ'} ("
+    assert f"temperature 0.8, seed 7{expected}" in line
+    assert (";" in line) == bool(count)
+    assert run(["doctor", str(path)]) == 0
+    capsys.readouterr()
 
 
 def test_info_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
