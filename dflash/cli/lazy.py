@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from dflash.cli.options import add_talk_options
+from dflash.cli.options import add_talk_options, tell_bounds
 from dflash.cli.settings import did_you_mean, name_variables
 from dflash.errors import UsageError
 
@@ -47,6 +47,7 @@ class LazyGroup(click.Group):
         module, _, attribute = self.table[cmd_name].home.partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         add_talk_options(command)
+        tell_bounds(command)
         name_variables(command, f"{ctx.auto_envvar_prefix}_{cmd_name}".upper())
         return command
 

@@ -133,6 +133,40 @@ class FiniteFloat(click.ParamType[float]):
         return f" {bounds}" if bounds else ""
 
 
+class Whole(click.IntRange):
+    """A range of whole numbers that says what it expects of text, and cuts nothing off a number of a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the value, or fail as a usage error that names the bounds."""
+        try:
+            whole = not isinstance(value, bool) and int(value) == (
+                value if isinstance(value, float) else int(value)
+            )
+        except (TypeError, ValueError, OverflowError):
+            whole = False
+        if not whole:
+            self.fail(f"expected a whole number{self._bounds()}, found {value!r}", param, ctx)
+        return super().convert(value, param, ctx)
+
+    def _bounds(self) -> str:
+        if self.min is not None and self.max is not None:
+            return f" from {self.min} to {self.max}"
+        if self.min is not None:
+            return f" of {self.min} or more"
+        return "" if self.max is None else f" of {self.max} or less"
+
+
+def tell_bounds(command: click.Command) -> None:
+    """Let every option of a command that takes whole numbers say so where it finds something else."""
+    for parameter in command.params:
+        found = parameter.type
+        if type(found) is click.IntRange:
+            parameter.type = Whole(found.min, found.max, found.min_open, found.max_open, found.clamp)
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            tell_bounds(child)
+
+
 def add_talk_options(command: click.Command) -> None:
     """Give a command, and all commands below it, -q and -v; done twice it changes nothing more."""
     taken = {flag for parameter in command.params for flag in parameter.opts}

@@ -49,6 +49,10 @@ WRONG = [
         ["--settings", "missing.toml", "env"],
         "missing.toml: expected settings as TOML, but there is no such file.",
     ),
+    (["record", "x", "--length", "x"], "'--length': expected a whole number from 0 to 128, found 'x'"),
+    (["plan", "--length", "2.5"], "'--length': expected a whole number from 0 to 128, found '2.5'"),
+    (["train", "--steps", ""], "'--steps': expected a whole number from 1 to"),
+    (["bench", "step", "--lanes", "no"], "'--lanes': expected a whole number of 1 or more, found 'no'"),
     (["replay", "x", "--policy", "no.toml"], "no.toml: expected a policy as TOML with [rule], [shape] and"),
 ]
 
@@ -146,3 +150,17 @@ def test_a_full_disk_is_told_in_words() -> None:
     assert done.returncode == 2
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("written", ['"x"', "2.5", "true", "inf", '""'])
+@pytest.mark.parametrize("command", ["plan", "record", "tune"])
+def test_what_settings_hold_for_a_whole_number_is_one(tmp_path: Path, command: str, written: str) -> None:
+    option = "limit" if command == "tune" else "length"
+    (tmp_path / "dflash.toml").write_text(f"[{command}]\n{option} = {written}\n")
+    given = ["--alpha", "0.5"] if command == "plan" else ["x"]
+    done = dflash(command, *given, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"'--{option}': expected a whole number" in done.stderr
+    text = dflash(command, *given, cwd=tmp_path, **{f"DFLASH_{command}_{option}".upper(): "no"}).stderr
+    assert f"'--{option}': expected a whole number" in text
+    assert "found 'no'" in text
