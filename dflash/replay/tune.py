@@ -67,17 +67,13 @@ def tune(
         NothingToJudge: there is no round at all.
         DflashError: as `replay`.
     """
-    head = files[0].header
-    rounds, nodes = (sum(file.summary[name] for file in files) for name in ("rounds", "nodes"))
-    if rounds and not nodes and not (head.dense and head.drafters):
-        raise NothingDrafted(str(files[0].path))
+    _require_drafts(files)
     files = profiled(files, model.step_time)
     requests = sum(file.requests for file in files)
     rungs: list[Rung] = []
     dropped: list[Dropped] = []
     left = list(policies)
-    plan = strides(search, requests)
-    for stride in plan[:-1]:
+    for stride in strides(search, requests)[:-1]:
         sample = [Thinned.of(file, stride) for file in files]
         judged = _judge(sample, left, model, max_divergence, dense, progress)
         order = judged.order().tolist()
@@ -88,12 +84,8 @@ def tune(
     judged = _judge(files, left, model, max_divergence, dense, progress)
     rungs.append(Rung(requests, len(left), len(left)))
     candidates, works = ranked(judged)
-    walks = dense and files[0].header.dense
-    if walks and not any(work.sums()[:, ROUNDS].any() for work in judged.works):
-        raise NothingToWalk(str(files[0].path))
-    if not candidates:
-        raise NothingToJudge(str(files[0].path))
-    if not candidates[0].admissible:
+    _require_rounds(judged, files[0], dense)
+    if not candidates or not candidates[0].admissible:
         raise NothingToRecommend(max_divergence)
     return Tuned(
         model,
@@ -109,6 +101,19 @@ def tune(
         surface(candidates, dropped, largest_shape(files[0]), requests),
         largest_shape(files[0]),
     )
+
+
+def _require_rounds(judged: Judgement, file: DraftFile, dense: bool) -> None:
+    if not any(work.sums()[:, ROUNDS].any() for work in judged.works):
+        raise (NothingToWalk if dense and file.header.dense else NothingToJudge)(str(file.path))
+
+
+def _require_drafts(files: Sequence[DraftFile]) -> None:
+    """Refuse rounds of which none has a draft; dense rows may have some."""
+    head = files[0].header
+    rounds, nodes = (sum(file.summary[name] for file in files) for name in ("rounds", "nodes"))
+    if rounds and not nodes and not (head.dense and head.drafters):
+        raise NothingDrafted(str(files[0].path))
 
 
 def strides(search: Search, requests: int) -> list[int]:
