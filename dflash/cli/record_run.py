@@ -88,17 +88,21 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         talk("warming up; the first run on a machine compiles kernels, for a minute or two")
     session.engine.before_rest = lambda: talk("scoring dense rows of what was answered")
     with (
-        _interrupts(session) as waiting,
+        _interrupts(session) as interrupts,
         _journal_told(session),
         tellers(answers, total) as told,
     ):
         recording = session.record(
-            _conversations(session, source, waiting),
+            _conversations(session, source, interrupts.waiting),
             told.text,
             told.request,
             watch_pace=level() >= Level.NORMAL,
         )
     code = _close(recording, as_json, total)
+    if recording.interrupted and interrupts.number is not None:
+        code = Exit(128 + interrupts.number)
+    elif told.printer.failed is not None:
+        code = Exit.LOST
     if (remark := session.drafter.remark()) is not None:
         talk(remark)
     if recording.pace is not None and (recording.pace.lost or recording.pace.paid):
@@ -139,31 +143,47 @@ def _journal_told(session: Session) -> Iterator[None]:
             )
 
 
-@contextmanager
-def _interrupts(session: Session) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Ctrl-C ends the run after the round in progress; a second one, or one at the prompt, at once."""
-    state = {"waiting": False}
+class Interrupts:
+    """What ends a run after the round in progress; a second signal, or one at the prompt, does at once.
 
-    def handler(number: int, frame: Any) -> None:
-        if state["waiting"] or session.stop.is_set():
+    Attributes:
+        number: the signal that came last.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.number: int | None = None
+        self._session, self._waiting = session, False
+
+    def came(self, number: int, frame: Any) -> None:
+        """Take a signal."""
+        self.number = number
+        if self._waiting or self._session.stop.is_set():
             raise KeyboardInterrupt
-        session.stop.set()
+        self._session.stop.set()
 
     @contextmanager
-    def waiting() -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
+        """While nothing is decoded, because a prompt is awaited."""
         if _idle():
-            session.sync()
-        state["waiting"] = True
+            self._session.sync()
+        self._waiting = True
         try:
             yield
         finally:
-            state["waiting"] = False
+            self._waiting = False
 
-    before = signal.signal(signal.SIGINT, handler)
+
+@contextmanager
+def _interrupts(session: Session) -> Iterator[Interrupts]:
+    """Ctrl-C, and what ends a job or a container, end the run; what it recorded becomes a file."""
+    found = Interrupts(session)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, found.came) for number in numbers]
     try:
-        yield waiting
+        yield found
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _conversations(

@@ -11,8 +11,9 @@ import click
 from dflash.cli.cost_text import profile_text
 from dflash.cli.options import FiniteFloat, files_argument, json_option, output_option, overwrite_option
 from dflash.cli.output import bar, emit, talk
-from dflash.cli.outputs import check_outputs
+from dflash.cli.outputs import check_outputs, write_output
 from dflash.cli.tune_text import caveats, render
+from dflash.draftfile.publish import whole_file
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.run import open_run
 from dflash.policy.policy_file import policy_toml
@@ -113,7 +114,7 @@ def tune(
         )
     result = document(run, recorded_policy(run.files[0]), found)
     emit(result, as_json, lambda console: render(found, limit, console))
-    _write(found, output, surface, save_cost)
+    _write(found, output, surface, save_cost, overwrite)
 
 
 def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, walks: bool) -> list[Policy]:
@@ -126,16 +127,19 @@ def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, wa
     return suggested(recorded, shape, lossy=lossy, lanes=lanes)
 
 
-def _write(found: Tuned, output: Path | None, surface: Path | None, save_cost: Path | None) -> None:
+def _write(
+    found: Tuned, output: Path | None, surface: Path | None, save_cost: Path | None, overwrite: bool
+) -> None:
     best = found.candidates[found.best]
     if output is not None:
-        output.write_text(policy_toml(best.policy.to_dict(), _comment(found)), encoding="utf-8")
+        write_output(output, policy_toml(best.policy.to_dict(), _comment(found)), overwrite=overwrite)
         talk(f"policy: {output}")
     if surface is not None:
-        draw_surface(found.surface, f"speed-up at batch {found.model.batch:g}", surface)
+        with whole_file(surface, overwrite=overwrite) as file:
+            draw_surface(found.surface, f"speed-up at batch {found.model.batch:g}", file)
         talk(f"surface: {surface}")
     if save_cost is not None:
-        save_cost.write_text(profile_text(found.model), encoding="utf-8")
+        write_output(save_cost, profile_text(found.model), overwrite=overwrite)
         talk(f"step times: {save_cost}")
 
 

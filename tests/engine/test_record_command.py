@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from importlib import resources
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -252,8 +253,24 @@ def test_a_prompt_that_outgrows_the_window_in_a_later_turn_loses_only_that_turn(
     assert [row["request_id"] for row in rows] == ["0/0", "1"]
 
 
+@pytest.mark.parametrize("form", [[], ["--lanes", "2"], ["--json-lines"]])
+def test_a_recording_goes_on_where_stdout_takes_no_answers(tiny_folder, in_folder, form):
+    """As it is written, whole, or by the line: data was lost, but none of the recording."""
+    words = ["--target", str(tiny_folder), "--drafter", "none", "--max-new-tokens", "9", "one", "two", *form]
+    command = [sys.executable, "-m", "dflash", "record", *words, "-o", "run.parquet"]
+    with (Path("/dev") / "full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert [line for line in done.stderr.splitlines() if "warning" in line] == [
+        "warning: stdout takes no more (No space left on device): the recording goes on without it"
+    ]
+    file = open_draft_file(in_folder / "run.parquet")
+    assert (file.run_status, file.requests) == ("finished", 2)
+
+
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_recorded_and_a_closed_pipe_finishes_the_file(tiny_folder, in_folder):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_keep_what_was_recorded_and_a_closed_pipe_finishes_the_file(tiny_folder, in_folder, number):
     base = [sys.executable, "-m", "dflash", "record", "--target", str(tiny_folder), "--drafter", "none"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     words = [*base, "--max-new-tokens", "450", "--length", "0", "tell me"]
@@ -262,9 +279,9 @@ def test_ctrl_c_keeps_what_was_recorded_and_a_closed_pipe_finishes_the_file(tiny
     )
     with process:
         process.stdout.read(20)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     file = open_draft_file(in_folder / "cut.parquet")
     last = [row for table in file.tables() for row in table.to_pylist()][-1]
     assert (file.run_status, last["truncated_by"]) == ("interrupted", "interrupted")
