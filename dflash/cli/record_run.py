@@ -273,7 +273,10 @@ def _say(document: Mapping[str, Any]) -> None:
         new = document["requests"] - document["kept"]
         talk(f"{document['kept']} requests were kept from before, {new} are new")
     if document["unasked"] and document["run_status"] == "finished":
-        warn(f"{document['unasked']} kept requests were not asked for again; they are at the end of the file")
+        settings = "; ".join(f"{name} was {what}" for name, what in document["changed"].items())
+        why = f", as settings have changed ({settings})" if settings else ""
+        told = f"{document['unasked']} kept requests were not asked for again{why}"
+        warn(f"{told}; they are at the end of the file")
     waited = _waited(document)
     talk(
         f"{document['tokens']} tokens, {tau}, {document['tokens_per_second']:.1f} tokens/s, "

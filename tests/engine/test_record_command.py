@@ -116,6 +116,15 @@ BAD = {
     "unknown policy": (["x", "--policy", "mtach"], "match"),
     "unknown parameter": (["x", "--policy", "match:lenght=3"], "length"),
     "policy beyond the shape": (["x", "--policy", "match:length=9"], "raise --length"),
+    "branches for a rule of chains": (
+        ["x", "--policy", "block", "--temperature", "0.8", "--drafter", "self", "--branches", "2"],
+        "expected --branches 1",
+    ),
+    "a union for a rule of chains": (
+        ["x", "--policy", "block", "--temperature", "0.8", "--drafter", "self+ngram"],
+        "expected --branches 1 and one drafter",
+    ),
+    "groups of one lane": (["x", "--overlap", "groups"], "--lanes 2 or more"),
     "unknown drafter": (["x", "--drafter", "ngrm"], "ngram"),
     "nan": (["x", "--temperature", "nan"], "finite"),
     "infinite": (["x", "--temperature", "inf"], "finite"),
@@ -170,6 +179,13 @@ def test_a_bad_line_of_a_stream_is_skipped_and_counts_as_lost(dflash, in_folder,
     assert code == 3
     assert "stdin:2" in err
     assert open_draft_file(in_folder / "run.parquet").requests == 2
+
+
+@pytest.mark.parametrize(("words", "branches"), [([], 2), (["--policy", "block"], 1), (["--tree", "3,2"], 6)])
+def test_branches_are_as_many_as_the_rule_can_judge(dflash, in_folder, words, branches):
+    shared = ["x", "--temperature", "0.8", "--drafter", "self", "--max-new-tokens", 3, "-o", "run.parquet"]
+    assert dflash(*shared, *words)[0] == 0
+    assert open_draft_file(in_folder / "run.parquet").header.shape["branches"] == branches
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])

@@ -20,7 +20,7 @@ import pyarrow as pa
 from dflash.draftfile.errors import DraftFileError
 from dflash.draftfile.journal import Journal
 from dflash.draftfile.recover import mark_interrupted
-from dflash.draftfile.resume import Kept, free_name, renamed, request_key
+from dflash.draftfile.resume import Asking, Kept, free_name, renamed
 from dflash.draftfile.writer import DraftFileWriter, Published
 from dflash.engine.recorder.pending import Pending, Taken
 from dflash.engine.recorder.relabel import interrupted, named
@@ -243,8 +243,10 @@ class Recorder:
     def take_kept(self, request: Request | AskedRequest) -> pa.Table | None:
         """Queue what an earlier recording has of a request, and return it; None if it is to be run."""
         text = request.prompt_text if self.keep_text else None
-        found = self.kept.take(request_key(request.prompt_tokens, text, json.loads(request.info_json())))
+        asking = Asking.of(request.prompt_tokens, text, json.loads(request.info_json()))
+        found = self.kept.take(asking.key)
         if found is None:
+            self.totals.changed |= self.kept.changed(asking)
             return None
         table = renamed(found, request.request_id)
         self.totals.keep(table)
