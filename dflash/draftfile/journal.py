@@ -8,7 +8,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from dflash.draftfile.errors import (
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.metadata import seal
 from dflash.draftfile.publish import sync_folder, writing
+from dflash.draftfile.threads import own_threads
 
 SYNC_SECONDS = 5.0
 # a batch of a usual request goes to the system in one piece
@@ -89,8 +90,8 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = Path(path)
-        self._thread = ThreadPoolExecutor(1) if apart else None
-        self._disk = ThreadPoolExecutor(1) if apart else None
+        self._thread = own_threads("journal") if apart else None
+        self._disk = own_threads("disk") if apart else None
         self._flying: deque[Future[None]] = deque()
         self._syncing: Future[None] | None = None
         text = encode_header(header)

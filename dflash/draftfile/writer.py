@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from dflash.draftfile.metadata import sealed, stamp
 from dflash.draftfile.publish import Publication, writing
 from dflash.draftfile.requests import check_requests
 from dflash.draftfile.summary import Summary
+from dflash.draftfile.threads import own_threads
 from dflash.draftfile.view import Limits, Place
 
 ROWS_PER_GROUP = 50_000
@@ -123,8 +124,8 @@ class DraftFileWriter:
         self._schema: pa.Schema | None = None
         self._parquet: pq.ParquetWriter | None = None
         self._codes = self._features and self.header.features.get("encoding") in ("int8", "fp8")
-        self._thread = ThreadPoolExecutor(1) if apart else None
-        self._helpers = ThreadPoolExecutor(HELPERS) if apart else None
+        self._thread = own_threads("groups") if apart else None
+        self._helpers = own_threads("digests", HELPERS) if apart else None
         self._encoding: Future[None] | None = None
         self._publication = Publication(Path(path), overwrite=overwrite)
 

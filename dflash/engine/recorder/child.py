@@ -107,7 +107,7 @@ class RecorderChild:
                     self.reply("taken", _bytes(recorder.take_kept(request)))
                 case "finish", status, lost:
                     published = recorder.finish(status, lost)
-                    self.reply("published", published, recorder.totals)
+                    self.reply("published", published, recorder.totals, recorder.seconds)
                     return
                 case ("leave",):
                     break

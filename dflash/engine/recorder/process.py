@@ -73,6 +73,7 @@ class ProcessRecorder:
         self._ring.handed_over()
         self._ring.make_ready()
         self.totals = Totals()
+        self.seconds: Mapping[str, float] = {}
         self._left: Path | None = None
         self._over = False
         self._error: Exception | None = None
@@ -147,7 +148,7 @@ class ProcessRecorder:
         """As `Recorder.finish`."""
         self._say("finish", run_status, lost)
         published: Published
-        _, published, self.totals = self._reply("published")
+        _, published, self.totals, self.seconds = self._reply("published")
         self._over = True
         return published
 

@@ -22,6 +22,7 @@ from dflash.draftfile.journal import Journal
 from dflash.draftfile.recover import mark_interrupted
 from dflash.draftfile.resume import Kept, free_name, renamed, request_key
 from dflash.draftfile.writer import DraftFileWriter, Published
+from dflash.engine.recorder.clocks import thread_seconds
 from dflash.engine.recorder.pending import Pending, Taken
 from dflash.engine.recorder.relabel import interrupted, named
 from dflash.engine.recorder.totals import Counted, Totals, counted
@@ -103,6 +104,9 @@ class Recorder:
     Args:
         patience: Seconds for which a closed request may wait for others, as many take less time at once.
         lent: Whether rows that come unmade may hold what is written over later.
+
+    Attributes:
+        seconds: What each thread of this process took, by name, once the file is finished.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class Recorder:
         self.patience = patience
         self.lent = lent
         self.totals = Totals()
+        self.seconds: Mapping[str, float] = {}
         self._pending = Pending(features)
         self._open: dict[int, _Open] = {}
         self._closed: dict[int, _Open] = {}
@@ -264,7 +269,11 @@ class Recorder:
         for order in sorted(self._waiting):
             self._write(order)
         self._write_rest()
-        return self.writer.finish(run_status, lost, self.journal)
+        # the journal's threads end with it
+        seconds = thread_seconds()
+        published = self.writer.finish(run_status, lost, self.journal)
+        self.seconds = {**seconds, **thread_seconds()}
+        return published
 
     def leave(self) -> Path | None:
         """Close the journal of a run that broke off; it goes if it is empty, else this is where it is."""
