@@ -30,8 +30,12 @@ from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loa
 from dflash.engine.request import Request
 from dflash.errors import DflashError
 
-# so that memory which was used once is used again: the system takes long to give it
-KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+# so that memory which was used once is used again, by Arrow too: the system takes long to give it
+KEEPS_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 PROGRAM = "from dflash.engine.recorder.child import main; main()"
 
 
