@@ -34,6 +34,8 @@ from dflash.draftfile.threads import own_threads
 SYNC_SECONDS = 5.0
 # a batch of a usual request goes to the system in one piece
 BUFFER = 1 << 20
+# what a thread has to write yet: rows of two kinds and closings of requests, twice
+FLYING = 6
 REQUEST, REQUESTS, CHECK = b"request_id", b"request_ids", b"crc32"
 
 
@@ -219,11 +221,11 @@ class Journal:
         self._do(partial(self._write_table, table, kind, name))
 
     def _do(self, write: Callable[[], None]) -> None:
-        """Write, or have a thread do so while it does but one other thing."""
+        """Write, or have a thread do so after a few other things."""
         if self._thread is None:
             write()
             return
-        while len(self._flying) > 1:
+        while len(self._flying) >= FLYING:
             self._flying.popleft().result()
         self._flying.append(self._thread.submit(write))
 

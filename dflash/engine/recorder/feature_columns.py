@@ -64,8 +64,16 @@ def _tokens(starts: Ints, counts: Ints) -> Ints:
 
 
 def _taken(parts: Sequence[NDArray[Any]], tokens: Ints) -> NDArray[Any]:
-    """Some lines of all parts."""
-    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if len(tokens) == len(whole) and (tokens[1:] - tokens[:-1] == 1).all():
-        return whole
-    return whole.take(tokens, axis=0)
+    """Some lines of all parts, each of which is copied once, or not at all."""
+    if len(parts) == 1 and len(tokens) == len(parts[0]) and (tokens[1:] - tokens[:-1] == 1).all():
+        return parts[0]
+    found = np.empty((len(tokens), *parts[0].shape[1:]), parts[0].dtype)
+    order = np.argsort(tokens)
+    ends = np.cumsum([len(part) for part in parts])
+    places = np.split(order, np.searchsorted(tokens[order], ends[:-1]))
+    for part, end, where in zip(parts, ends.tolist(), places, strict=True):
+        if len(where):
+            # lines of a part are there once at most
+            taken = part if len(where) == len(part) else part[tokens[where] - end + len(part)]
+            found[where] = taken
+    return found

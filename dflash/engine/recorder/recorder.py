@@ -6,7 +6,7 @@ It may run in a process of its own, which starts sooner without torch: nothing h
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -205,8 +205,10 @@ class Recorder:
     def _settle(self, numbers: Collection[int]) -> None:
         """Journal what was taken of these requests, and queue those that have ended."""
         taken = self._pending.taken(numbers)
-        if taken is not None:
-            self._take(taken)
+        found = [counted(each.table, each.starts) for each in taken]
+        over = self._over(taken, found)
+        for place, (each, counts) in enumerate(zip(taken, found, strict=True)):
+            self._take(each, counts, [(place, number) in over for number in each.owners])
         closed = [request for request in self._closed.values() if request.tables]
         self._closed.clear()
         self.journal.close_requests([request.journal_name for request in closed])
@@ -216,12 +218,26 @@ class Recorder:
         self._overdue = inf
         self._write_ended()
 
-    def _take(self, taken: Taken) -> None:
-        """Journal rows, and give them to their requests."""
+    def _over(self, taken: Sequence[Taken], found: Sequence[Sequence[Counted]]) -> set[tuple[int, int]]:
+        """Where requests have their last decision, though nothing cut it: a table's place and their number."""
+        whole: dict[int, Counted] = {}
+        decided: dict[int, int] = {}
+        for place, (each, counts) in enumerate(zip(taken, found, strict=True)):
+            for number, count in zip(each.owners, counts, strict=True):
+                whole[number] = whole.get(number, Counted()).then(count)
+                if count.reason is not None:
+                    decided[number] = place
+        return {(decided[number], number) for number, count in whole.items() if self._is_over(number, count)}
+
+    def _take(self, taken: Taken, found: Sequence[Counted], over: Sequence[bool]) -> None:
+        """Journal rows, and give them to their requests.
+
+        Args:
+            found: what is counted of each request.
+            over: whether its last decision here is its last one, though nothing cut it.
+        """
         count = taken.table.num_rows
-        found = counted(taken.table, taken.starts)
-        requests = [self._open.get(number) or self._closed[number] for number in taken.owners]
-        over = [self._is_over(*each) for each in zip(taken.owners, requests, found, strict=True)]
+        requests = [self._request(number) for number in taken.owners]
         table = interrupted(taken.table, [each.last for each, cut in zip(found, over, strict=True) if cut])
         ends = np.append(taken.starts[1:], count)
         rows = ends - taken.starts
@@ -234,9 +250,12 @@ class Recorder:
             each = each._replace(reason="interrupted") if cut else each
             request.take(table.slice(start, many), size * many, each)
 
-    def _is_over(self, number: int, request: _Open, more: Counted) -> bool:
+    def _request(self, number: int) -> _Open:
+        return self._open.get(number) or self._closed[number]
+
+    def _is_over(self, number: int, more: Counted) -> bool:
         """Whether the last decision among more rows of a request is its last one, though nothing cut it."""
-        dense = more.ends_dense and not request.counted.ends_dense
+        dense = more.ends_dense and not self._request(number).counted.ends_dense
         return more.reason == "none" and (number in self._closed or dense)
 
     def _write_ended(self) -> None:
