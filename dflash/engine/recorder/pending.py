@@ -83,7 +83,7 @@ class Pending:
         self.bytes += rows.size
 
     def taken(self, owners: Collection[int]) -> list[Taken]:
-        """All that was taken of these requests, which waits no more: what is in a table came after those before.
+        """All that was taken of these requests, which waits no more; later rows of each are in later tables.
 
         Raises:
             DraftFileError: A row is none of the format.

@@ -219,7 +219,7 @@ class Recorder:
         self._write_ended()
 
     def _over(self, taken: Sequence[Taken], found: Sequence[Sequence[Counted]]) -> set[tuple[int, int]]:
-        """Where requests have their last decision, though nothing cut it: a table's place and their number."""
+        """Where requests have their last decision, which nothing cut: a table's place, and their number."""
         whole: dict[int, Counted] = {}
         decided: dict[int, int] = {}
         for place, (each, counts) in enumerate(zip(taken, found, strict=True)):
