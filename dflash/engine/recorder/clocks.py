@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from dflash.draftfile.threads import NAMED
 
-# the thread that takes rows
-ROWS = "rows"
+# the thread that takes rows, and what the same one does when no more will come
+ROWS, CLOSING = "rows", "closing"
 
 
 def thread_seconds() -> Mapping[str, float]:
@@ -26,3 +26,10 @@ def thread_seconds() -> Mapping[str, float]:
         for thread in ours
         if thread.ident is not None
     }
+
+
+def finished(before: Mapping[str, float], after: Mapping[str, float]) -> Mapping[str, float]:
+    """What threads took until a file was finished: `closing` is what `rows` did after it had all rows."""
+    if not before:
+        return {}
+    return {**before, **after, ROWS: before[ROWS], CLOSING: after[ROWS] - before[ROWS]}
