@@ -90,7 +90,7 @@ def _reliability(found: Calibrated) -> Table:
 def _speeds(rows: Sequence[PolicyRow]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("policy", no_wrap=True, overflow="fold")
-    for name in ("speed-up (95 %)", "difference (95 %)", "tokens/s", "round ms", "rows a token"):
+    for name in ("speed-up (95 %)", "difference (95 %)", "tokens/s a request", "round ms", "rows a token"):
         table.add_column(name, justify="right")
     for index, row in enumerate(rows):
         if row.speed is not None:
