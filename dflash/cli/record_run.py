@@ -77,15 +77,7 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         total, longest = session.survey(source.entries(), check=not options["skip_bad"])
         context = longest or context
     _fit(session, context)
-    if options["drafter"] is None and settings.drafter == "ngram":
-        talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
-    if session.taps:
-        hidden = int(session.target.model.config.get_text_config().hidden_size)
-        each = bytes_a_token(settings.features, len(session.taps), hidden, settings.feature_dtype)
-        kept = f"all in {settings.feature_dtype}" if settings.features == "all" else settings.features
-        talk(f"features: {kept}, {each} bytes a committed token, before compression")
-    if session.warms_up and session.target.device.type == "cuda":
-        talk("warming up; the first run on a machine compiles kernels, for a minute or two")
+    _announce(session, options["drafter"])
     session.engine.before_rest = lambda: talk("scoring dense rows of what was answered")
     with (
         _interrupts(session) as interrupts,
@@ -98,16 +90,28 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
             told.request,
             watch_pace=level() >= Level.NORMAL,
         )
-    code = _close(recording, as_json, total)
-    if recording.interrupted and interrupts.number is not None:
-        code = Exit(128 + interrupts.number)
-    elif told.printer.failed is not None:
+    code = _close(recording, as_json, total, interrupts.number)
+    if code == Exit.DONE and told.printer.failed is not None:
         code = Exit.LOST
     if (remark := session.drafter.remark()) is not None:
         talk(remark)
     if recording.pace is not None and (recording.pace.lost or recording.pace.paid):
         talk(_paid(recording.pace))
     return code
+
+
+def _announce(session: Session, asked: str | None) -> None:
+    """Say what drafts where nobody asked for a drafter, what is kept, and what will take a while."""
+    settings = session.settings
+    if asked is None and settings.drafter == "ngram":
+        talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
+    if session.taps:
+        hidden = int(session.target.model.config.get_text_config().hidden_size)
+        each = bytes_a_token(settings.features, len(session.taps), hidden, settings.feature_dtype)
+        kept = f"all in {settings.feature_dtype}" if settings.features == "all" else settings.features
+        talk(f"features: {kept}, {each} bytes a committed token, before compression")
+    if session.warms_up and session.target.device.type == "cuda":
+        talk("warming up; the first run on a machine compiles kernels, for a minute or two")
 
 
 def _fit(session: Session, context: int) -> None:
@@ -217,7 +221,8 @@ def _idle() -> bool:
         return False
 
 
-def _close(recording: Recording, as_json: bool, total: int | None) -> int:
+def _close(recording: Recording, as_json: bool, total: int | None, number: int | None) -> int:
+    """Say what came of it; returns the exit code, which tells what signal ended it, if one did."""
     if recording.unwritten is not None:
         warn(f"the last metrics could not be written: {recording.unwritten}")
     for error in recording.lost:
@@ -232,7 +237,7 @@ def _close(recording: Recording, as_json: bool, total: int | None) -> int:
     else:
         _say(document)
     if recording.interrupted:
-        return Exit.INTERRUPTED
+        return Exit.INTERRUPTED if number is None else Exit(128 + number)
     return Exit.LOST if recording.lost else Exit.DONE
 
 
