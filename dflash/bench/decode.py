@@ -303,10 +303,12 @@ class Comparison:
     Attributes:
         results: of all sides at one number of lanes after the other.
         interrupted: whether Ctrl-C left some out, or repeats of some.
+        step_times: by lanes, what controls were told, if any was.
     """
 
     results: list[SideResult] = field(default_factory=list)
     interrupted: bool = False
+    step_times: dict[int, StepTime] = field(default_factory=dict)
 
 
 def measure(
@@ -322,6 +324,8 @@ def measure(
     """
     found = Comparison()
     for count in lanes:
+        if given.step_time is not None:
+            found.step_times[count] = given.step_time
         runs: dict[Side, list[Run]] = {side: [] for side in sides_of(given, count)}
         try:
             _run_in_turn(subject, given, count, runs, say)

@@ -30,6 +30,7 @@ def document(
         "prompt_tokens": given.prompt_tokens,
         "new_tokens": given.new_tokens,
         "rows": [_row(found, results, given) for found in results],
+        "step_time": {str(lanes): profile.to_dict() for lanes, profile in measured.step_times.items()},
         "interrupted": measured.interrupted,
         "first_token_ms": None if first is None else first._asdict(),
         "peers": [peer._asdict() | {"tokens_per_second": peer.tokens_per_second} for peer in peers],

@@ -1,4 +1,4 @@
-"""What recording costs the host, on made-up rows: the decoding process's share, and the recorder's.
+"""What recording costs the host, on made-up rows: the decoding process's share, and the recorder's by thread.
 
 `python -m dflash.bench.handover` prints both at 1, 8 and 64 lanes, whose requests end one after the other.
 """
@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import argparse
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any
 
-from dflash.bench.handover_rows import TAPS, TOP, Case, Rounds, prefill_row
+from dflash.bench.handover_rows import (
+    PROMPT_TOKENS,
+    TAPS,
+    TOP,
+    Case,
+    Rounds,
+    prefill_row,
+    prompt_rows,
+)
 from dflash.bench.replay_files import Made, header
 from dflash.draftfile.feature_values import ENCODINGS
 from dflash.engine.lane import Lane
@@ -26,6 +34,8 @@ from dflash.target.sampling import Sampling
 
 PROMPT = "Tell me, step by step and at length, how a lighthouse works. " * 8
 LANES, CHAINS = (1, 8, 64), {0: 4, 7: 2}
+# of a request of 128 tokens
+ROUNDS = {0: 128, 7: 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +46,18 @@ class Cost:
         row_us: of the decoding process, a row.
         request_us: of the decoding process, for the start and the end of a request.
         recorder_us: of the recorder's processor time a row, its start left out.
+        threads_us: the same of each of its threads; empty where the system does not tell.
         blocked: seconds.
+        file_bytes: of the file, a row.
     """
 
     rows: int
     row_us: float
     request_us: float
     recorder_us: float
+    threads_us: Mapping[str, float]
     blocked: float
+    file_bytes: float
 
 
 @dataclass(slots=True)
@@ -62,8 +76,8 @@ class _Clock:
 class _Decoding:
     """Hands over rounds as an engine does: a lane whose request ends takes the next one."""
 
-    def __init__(self, case: Case, recorder: ProcessRecorder) -> None:
-        self.case, self.recorder, self.rounds = case, recorder, Rounds(case)
+    def __init__(self, case: Case, rounds: Rounds, recorder: ProcessRecorder) -> None:
+        self.case, self.recorder, self.rounds = case, recorder, rounds
         self.row_clock, self.request_clock = _Clock(), _Clock()
         self.rows = self.opened = 0
         self.chains = case.rounds // case.chain
@@ -92,15 +106,21 @@ class _Decoding:
     def _open(self, index: int) -> Lane:
         order = self.opened
         request = Request(
-            f"request-{order:06d}", [5] * 128, PROMPT, Sampling(0.0), 0, self.case.rounds, order=order
-        )
+            f"request-{order:06d}", [5] * PROMPT_TOKENS, PROMPT, Sampling(0.0), 0, self.case.rounds,
+            order=order,
+        )  # fmt: skip
         lane = Lane.start(index, request, frozenset(), None, None)
-        row = prefill_row(request)
+        columns, *others = self._prompt_rows(request)
         self.request_clock.run(self.recorder.opened, lane)
-        self.request_clock.run(self.recorder.row, lane, row)
+        for row in ({**prefill_row(request), **columns}, *others):
+            self.request_clock.run(self.recorder.row, lane, row)
+            self.rows += 1
         self.opened += 1
-        self.rows += 1
         return lane
+
+    def _prompt_rows(self, request: Request) -> list[dict[str, Any]]:
+        prompts = self.rounds.prompts
+        return prompt_rows(request, prompts[request.order % len(prompts)]) if prompts else [{}]
 
     def _close(self, lane: Lane) -> None:
         self.request_clock.run(self.recorder.closed, lane)
@@ -109,16 +129,19 @@ class _Decoding:
 
 def measure(case: Case) -> Cost:
     """Record a case in a process of its own."""
-    idle = _recorded(case._replace(requests=0))
-    whole = _recorded(case)
+    rounds = Rounds(case)
+    idle = _recorded(case._replace(requests=0), rounds)
+    whole = _recorded(case, rounds)
     rows, requests = whole.decoding.rows - idle.decoding.rows, whole.decoding.opened
-    live = whole.decoding.rows - requests
+    live = whole.decoding.rows - requests * (1 if case.features is None else 2)
     return Cost(
         rows,
         1e6 * whole.decoding.row_clock.seconds / live,
         1e6 * whole.decoding.request_clock.seconds / requests,
         1e6 * (whole.seconds - idle.seconds) / rows,
+        {name: 1e6 * (each - idle.threads.get(name, 0.0)) / rows for name, each in whole.threads.items()},
         whole.blocked,
+        (whole.size - idle.size) / rows,
     )
 
 
@@ -126,10 +149,12 @@ def measure(case: Case) -> Cost:
 class _Recorded:
     decoding: _Decoding
     seconds: float
+    threads: Mapping[str, float]
     blocked: float
+    size: int
 
 
-def _recorded(case: Case) -> _Recorded:
+def _recorded(case: Case, rounds: Rounds) -> _Recorded:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with TemporaryDirectory() as folder:
         made = header(Made(1, dense=True, length=case.length)) | {"store_topk": TOP, "lanes": case.lanes}
@@ -140,13 +165,13 @@ def _recorded(case: Case) -> _Recorded:
             Path(folder) / "run.parquet", made, Part("made", 0, 1), 5.0, False, False, True, True
         )
         with open_process(plan) as recorder:
-            decoding = _Decoding(case, recorder)
+            decoding = _Decoding(case, rounds, recorder)
             decoding.run()
-            recorder.finish()
+            published = recorder.finish()
             blocked = recorder.pressure.blocked_seconds
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = sum(getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime"))
-    return _Recorded(decoding, used, blocked)
+    return _Recorded(decoding, used, recorder.seconds, blocked, published.bytes)
 
 
 def main() -> None:
@@ -154,15 +179,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=30_000, help="live rows of each case, about")
     parser.add_argument("--features", choices=ENCODINGS, help="keep whole hidden states")
+    parser.add_argument("--lanes", type=int, nargs="+", default=LANES)
+    parser.add_argument("--length", type=int, nargs="+", choices=CHAINS, default=list(CHAINS))
     given = parser.parse_args()
-    print("lanes length      rows   us/row us/request  recorder us/row  blocked s")
-    for length, chain in CHAINS.items():
-        for lanes in LANES:
-            case = Case(lanes, chain, length, max(lanes, given.rows // 64), features=given.features)
+    print("lanes length      rows   us/row us/request  recorder us/row  blocked s  bytes/row  by thread")
+    for length in given.length:
+        for lanes in given.lanes:
+            requests = max(lanes, given.rows // ROUNDS[length])
+            case = Case(lanes, CHAINS[length], length, requests, ROUNDS[length], given.features)
             cost = measure(case)
+            threads = sorted(cost.threads_us.items(), key=lambda each: -each[1])
             print(
                 f"{lanes:5} {length:6} {cost.rows:9} {cost.row_us:8.2f} {cost.request_us:10.1f} "
-                f"{cost.recorder_us:16.2f} {cost.blocked:10.2f}",
+                f"{cost.recorder_us:16.2f} {cost.blocked:10.2f} {cost.file_bytes:10.1f}  "
+                + ", ".join(f"{name} {each:.2f}" for name, each in threads),
                 flush=True,
             )
 

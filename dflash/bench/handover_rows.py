@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dflash.bench.replay_files import VOCAB
 from dflash.draftfile.feature_values import FeatureEncoding
@@ -18,7 +19,14 @@ from dflash.engine.request import Request
 from dflash.kernels.feature_codes import encode_features
 from dflash.kernels.round_lanes import RoundTree
 
-TOP, POOL, TAPS = 16, 8, 3 * 576
+TOP, TAPS = 16, 3 * 576
+# rows that lie far enough from each other in a file that compression does not find them again
+POOL = 8192
+PROMPTS, PROMPT_TOKENS = 64, 64
+# how likely a node is accepted after all those before it: 2.1 tokens a round of seven
+AGREE = 0.53
+# how far scales of channels lie apart, so that codes compress about as those of a model do
+SPREAD = 0.7
 
 
 class Case(NamedTuple):
@@ -38,6 +46,11 @@ class Case(NamedTuple):
     rounds: int = 64
     features: FeatureEncoding | None = None
 
+    @property
+    def chains(self) -> int:
+        """How many are handed over, or a few more."""
+        return (self.requests + 2 * self.lanes) * self.rounds // (self.lanes * self.chain)
+
 
 class Rounds:
     """Chains of made-up rounds of a tree."""
@@ -51,8 +64,13 @@ class Rounds:
         parents = tree.parents[0].tolist() if tree.nodes else []
         self.maker = RoundRows(self.layout, ColumnMaker(parents, tree.expanded, 1, TOP), case.features)
         rng, shape = np.random.default_rng(1), (case.chain, record_words(fields))
-        self.pool = [self._filled(rng, np.zeros(shape, np.int32)) for _ in range(POOL)]
+        self.channels = np.exp(SPREAD * rng.normal(size=TAPS)).astype(np.float32)
+        size = max(1, min(POOL // (case.lanes * case.chain), case.chains))
+        self.pool = [self._filled(rng, np.zeros(shape, np.int32)) for _ in range(size)]
         self.packed = [self._packed(rng, flat) for flat in self.pool]
+        kept = case.features
+        count = min(PROMPTS, case.requests + case.lanes) if kept else 0
+        self.prompts = [packed_states(rng, PROMPT_TOKENS, kept, self.channels) for _ in range(count) if kept]
 
     def _filled(self, rng: np.random.Generator, flat: Any) -> Any:
         found = Records(flat, self.layout)
@@ -67,7 +85,8 @@ class Rounds:
             found[name][:] = -np.sort(-found[name], -1)
         found["confidence"][:] = found["lse_p"][:] = np.nan
         found["lse"][:] += 40
-        found["count"][:] = rng.integers(0, self.case.length + 1, found["count"].shape)
+        agreed = rng.geometric(1 - AGREE, found["count"].shape) - 1
+        found["count"][:] = np.minimum(agreed, self.case.length)
         found["path"][:] = np.arange(self.case.length)
         found["live"][:] = 1
         return flat
@@ -77,15 +96,13 @@ class Rounds:
         encoding = self.case.features
         if encoding is None:
             return None
-        states = rng.normal(size=(int(Records(flat, self.layout).committed.sum()), TAPS))
-        values, scales = encode_features(torch.from_numpy(states), encoding)
-        return Packed(values.view(torch.uint8).numpy(), None if scales is None else scales.numpy(), lent=True)
+        return packed_states(rng, int(Records(flat, self.layout).committed.sum()), encoding, self.channels)
 
     def chain(self, number: int, begun: Sequence[int], last: Sequence[int]) -> Chain:
         """The chain of this number, of lanes whose requests begin and end with these chains."""
         lanes, rounds = self.case.lanes, self.case.chain
         record, lane = (each.reshape(-1) for each in np.mgrid[:rounds, :lanes])
-        flat = self.pool[number % POOL].copy()
+        flat = self.pool[number % len(self.pool)].copy()
         counts = Records(flat, self.layout)["count"][record, lane]
         first = (number - np.array(begun)[lane]) * rounds
         ends = (number == np.array(last)[lane]) & (record == rounds - 1)
@@ -94,8 +111,35 @@ class Rounds:
             record, lane, first + record, counts + 1, np.where(ends, 2, 0), np.full(len(record), lanes),
             number * rounds + record, *shape,
         )  # fmt: skip
-        packed = self.packed[number % POOL] or ()
+        packed = self.packed[number % len(self.pool)] or ()
         return Chain(flat, np.array(numbers), np.zeros((4, len(record))), None, *packed)
+
+
+def packed_states(
+    rng: np.random.Generator, tokens: int, encoding: FeatureEncoding, channels: NDArray[np.float32]
+) -> Packed:
+    """Made-up hidden states `[tokens, channels]`, as large as `channels` says."""
+    states = rng.standard_normal((tokens, len(channels)), np.float32) * channels
+    values, scales = encode_features(torch.from_numpy(states), encoding)
+    return Packed(values.view(torch.uint8).numpy(), None if scales is None else scales.numpy(), lent=True)
+
+
+def prompt_rows(request: Request, packed: Packed) -> list[dict[str, Any]]:
+    """The rows of a prompt's features: of its last token's, to be added to the first row, and of the others.
+
+    Args:
+        packed: of all its tokens.
+    """
+    count = len(request.prompt_tokens)
+    found: list[dict[str, Any]] = []
+    for part in (slice(count - 1, count), slice(0, count - 1)):
+        values, scales, _ = packed
+        row: dict[str, Any] = {"feature_values": values[part].tobytes()}
+        row |= {} if scales is None else {"feature_scale": scales[part].ravel()}
+        found.append(row)
+    prints = np.zeros(16 * (count - 1), np.float32)
+    place = {"kind": 3, "round": -1, "anchor_position": count - 2, "anchor_token": request.prompt_tokens[-2]}
+    return [found[0], found[1] | place | {"feature_fingerprint": prints}]
 
 
 def prefill_row(request: Request) -> Mapping[str, Any]:

@@ -122,6 +122,7 @@ def _measured(subject: Any, given: Any, lanes: Sequence[int]) -> Any:
             own = replace(given, step_time=profile_rounds(subject, given, [count], talk))
         part = measure(subject, own, [count], talk)
         found.results += part.results
+        found.step_times |= part.step_times
         if part.interrupted:
             found.interrupted = True
             break

@@ -9,6 +9,7 @@ import click
 
 from dflash.cli.options import json_option, output_option
 from dflash.cli.output import emit, talk
+from dflash.cli.outputs import write_output
 
 
 @click.command()
@@ -48,7 +49,7 @@ def kernels(
 
     results = document(measure(gate=gate, compiled=compiled, seconds=seconds, only=only, progress=talk))
     if output is not None:
-        output.write_text(json.dumps(results, indent=1) + "\n")
+        write_output(output, json.dumps(results, indent=1) + "\n", overwrite=True)
     lines = as_markdown(results) if markdown else as_text(results)
     emit(
         results, as_json, lambda console: console.print(lines, soft_wrap=True, highlight=False, markup=False)

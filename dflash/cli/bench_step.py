@@ -15,7 +15,7 @@ from dflash.cli.bench_record import PROMPTS
 from dflash.cli.cost_text import profile_text, render_cost
 from dflash.cli.options import json_option, output_option, overwrite_option, target_option
 from dflash.cli.output import bar, emit, talk
-from dflash.cli.outputs import check_outputs
+from dflash.cli.outputs import check_outputs, write_output
 from dflash.replay.cost import CostModel
 
 if TYPE_CHECKING:
@@ -86,12 +86,12 @@ def step(
     """
     check_outputs([output], (), overwrite)
     if compare:
-        _compare(shapes or SHAPES, compiled, output, as_json)
+        _compare(shapes or SHAPES, compiled, output, overwrite, as_json)
         return
     if rounds == "device":
         document, model = _on_device(target, drafter, length, branches, lanes)
         emit(document, as_json, lambda console: render_cost(model, console))
-        _write(model, output)
+        _write(model, output, overwrite)
         return
     from dflash.bench.step import measure, settings_of
     from dflash.engine.prompts.chat import Defaults
@@ -116,7 +116,7 @@ def step(
         model = measure(load_target(target), settings, prompts, runs, lambda: progress.advance(task))
     document = _document(target, drafter, runs, model)
     emit(document, as_json, lambda console: render_cost(model, console))
-    _write(model, output)
+    _write(model, output, overwrite)
 
 
 def _document(target: str, drafter: str, runs: Sequence[Setting], model: CostModel) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def _document(target: str, drafter: str, runs: Sequence[Setting], model: CostMod
     }
 
 
-def _write(model: CostModel, output: Path | None) -> None:
+def _write(model: CostModel, output: Path | None, overwrite: bool) -> None:
     if output is not None:
-        output.write_text(profile_text(model), encoding="utf-8")
+        write_output(output, profile_text(model), overwrite=overwrite)
         talk(f"step times: {output}")
 
 
@@ -155,13 +155,16 @@ def _on_device(
     return _document(target, drafter, settings_of(length, branches, counts), model), model
 
 
-def _compare(shapes: Sequence[str], compiled: bool, output: Path | None, as_json: bool) -> None:
+def _compare(
+    shapes: Sequence[str], compiled: bool, output: Path | None, overwrite: bool, as_json: bool
+) -> None:
     from dflash.bench.step_compare import compare, document
 
     found = document(compare(shapes, compiled=compiled, say=talk))
     emit(found, as_json, lambda console: _render(found["rows"], console))
     if output is not None:
-        output.write_text(json.dumps(found["profile"]["step_time"], indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(found["profile"]["step_time"], indent=2) + "\n"
+        write_output(output, text, overwrite=overwrite)
         talk(f"step times of {found['profile']['of']}: {output}")
 
 

@@ -17,6 +17,7 @@ from dflash.cli.diff_page import Page, page_of
 from dflash.cli.diff_text import render
 from dflash.cli.options import json_option, output_option, overwrite_option, say_left_out
 from dflash.cli.output import Level, bar, data_console, jsonable, level, talk
+from dflash.cli.outputs import check_outputs, write_output
 from dflash.cli.token_text import find_tokens
 from dflash.diff.pairing import On
 from dflash.diff.report import Diff
@@ -24,8 +25,7 @@ from dflash.diff.run import diff as compare
 from dflash.diff.settings import EXAMPLES, Settings
 from dflash.diff.thresholds import parse_thresholds
 from dflash.diff.tolerance import parse_tolerances
-from dflash.draftfile.publish import Publication
-from dflash.draftfile.run import Run, draft_paths, open_run, refuse_as_output
+from dflash.draftfile.run import Run, draft_paths, open_run
 from dflash.errors import UsageError
 
 TEXT, JSON, MARKDOWN, HTML = "text", "json", "md", "html"
@@ -116,14 +116,9 @@ def diff(
         found = _compare(*runs, settings)
         _print(found, form, limit)
         return found.exit_code
-    refuse_as_output([output], draft_paths([a, b]))
-    publication = Publication(output, overwrite=overwrite)
-    try:
-        found = _compare(*runs, settings)
-        publication.file.write(text_of(found, form, limit).encode())
-        publication.publish()
-    finally:
-        publication.discard()
+    check_outputs([output], draft_paths([a, b]), overwrite)
+    found = _compare(*runs, settings)
+    write_output(output, text_of(found, form, limit), overwrite=overwrite)
     talk(f"{found.verdict}: {output}")
     return found.exit_code
 

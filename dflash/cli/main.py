@@ -59,7 +59,7 @@ def _use_settings(context: click.Context, parameter: click.Parameter, path: Path
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done or same; 1 different or a check failed; 2 usage or unreadable input; "
-    "3 finished but data was lost; 130 interrupted; 141 closed pipe.",
+    "3 finished but data was lost; 130 interrupted; 141 closed pipe; 143 terminated.",
 )
 @click.version_option(__version__, prog_name="dflash", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")

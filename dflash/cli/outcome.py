@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import signal
 import sys
 from enum import IntEnum
 
 import click
 
-from dflash.cli.output import complain
+from dflash.cli.output import complain, silence
 from dflash.errors import DflashError
+
+# the folder of temporary files may be full, too
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 class Exit(IntEnum):
@@ -22,6 +25,7 @@ class Exit(IntEnum):
     LOST = 3
     INTERRUPTED = 128 + signal.SIGINT
     CLOSED_PIPE = 128 + signal.SIGPIPE
+    TERMINATED = 128 + signal.SIGTERM
 
 
 def exit_code(error: BaseException) -> int:
@@ -61,6 +65,10 @@ def _told(error: BaseException) -> int:
             return error.exit_code
         case OSError() if error.filename is not None:
             complain(f"{error.filename}: {error.strerror}.")
+        case OSError() if _stdout_fails():
+            complain(f"Writing to stdout failed: {error.strerror or error}.")
+        case OSError() if error.errno in _NO_ROOM:
+            complain(f"Writing failed: {error.strerror or error}.")
         case _:
             complain(f"{type(error).__name__}: {error}. This is a fault in dflash; --debug shows where.")
     return Exit.UNUSABLE
@@ -71,11 +79,19 @@ def _ended(sentence: str) -> str:
 
 
 def _close_streams() -> int:
-    # the interpreter flushes both streams once more at exit, which must not fail again
-    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except BrokenPipeError:
-            os.dup2(null, stream.fileno())
+            silence(stream)
     return Exit.CLOSED_PIPE
+
+
+def _stdout_fails() -> bool:
+    """Whether stdout takes no more; then it is written to in vain from now on."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        silence(sys.stdout)
+        return True
+    return False

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 from rich.console import Console
@@ -93,6 +93,13 @@ def warn(message: str) -> None:
 def complain(message: str) -> None:
     """Print an error on stderr, even under -q."""
     talk_console().print(f"error: {message}", soft_wrap=True, style="red")
+
+
+def silence(stream: TextIO) -> None:
+    """Let a stream that takes no more lose what is written to it: it is flushed once more at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def jsonable(value: Any) -> Any:

@@ -100,7 +100,8 @@ _LIMIT = 2**31 - 1
 @click.option(
     "--branches",
     type=click.IntRange(1, 64),
-    help="Most branches of a draft, by each drafter of a union.  [default: 2, or all of the --tree]",
+    help="Most branches of a draft, by each drafter of a union.  [default: 2, or all of the --tree; 1 for "
+    "rules that judge chains alone]",
 )
 @click.option(
     "--tree",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import NamedTuple
 
-from dflash.cli.output import bar
+from dflash.cli.output import bar, silence, warn
 from dflash.engine.lane import Lane
 
 
@@ -22,11 +22,40 @@ class Answers(StrEnum):
     LINES = "lines"
 
 
+class Printer:
+    """Prints answers as long as stdout takes them; a recording goes on without.
+
+    Attributes:
+        failed: why it takes no more.
+    """
+
+    def __init__(self) -> None:
+        self.failed: OSError | None = None
+
+    def __call__(self, text: str) -> None:
+        """Print some text.
+
+        Raises:
+            BrokenPipeError: the reader left.
+        """
+        if self.failed is not None:
+            return
+        try:
+            _write(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.failed = error
+            silence(sys.stdout)
+            warn(f"stdout takes no more ({error.strerror or error}): the recording goes on without it")
+
+
 class Tellers(NamedTuple):
     """Who is told of the text as it grows, and of every lane whose request has ended."""
 
     text: Callable[[str], None] | None
     request: Callable[[Lane], None]
+    printer: Printer
 
 
 def chosen(words: bool, lanes: int, *, as_json: bool, json_lines: bool) -> Answers:
@@ -41,20 +70,21 @@ def chosen(words: bool, lanes: int, *, as_json: bool, json_lines: bool) -> Answe
 @contextmanager
 def tellers(answers: Answers, total: int | None) -> Iterator[Tellers]:
     """Print answers, and move a progress bar on where no answer moves on the terminal."""
+    printer = Printer()
     if answers is Answers.GROWING:
-        yield Tellers(_write, lambda lane: _write("\n"))
+        yield Tellers(printer, lambda lane: printer("\n"), printer)
         return
     if answers is Answers.WHOLE:
-        yield Tellers(None, lambda lane: _write(lane.text + "\n"))
+        yield Tellers(None, lambda lane: printer(lane.text + "\n"), printer)
         return
     with bar("decoding", total) as (progress, task):
 
         def ended(lane: Lane) -> None:
             progress.update(task, advance=1, description=f"decoded {lane.request.request_id}")
             if answers is Answers.LINES:
-                _write(line(lane))
+                printer(line(lane))
 
-        yield Tellers(None, ended)
+        yield Tellers(None, ended, printer)
 
 
 def line(lane: Lane) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,18 @@ import torch
 from dflash.cli.options import read_pairs
 from dflash.cli.output import stages
 from dflash.drafters import shipped
-from dflash.drafters.build import default_length, parse_drafter
+from dflash.drafters.build import Part, default_length, parse_drafter
 from dflash.drafters.fan import Fan
 from dflash.engine.features import FeatureMode
 from dflash.engine.memory import WeightsTooLarge
 from dflash.engine.prompts.chat import Defaults
-from dflash.engine.settings import RecordSettings
+from dflash.engine.settings import RecordSettings, kind_of
 from dflash.engine.shard import Shard
 from dflash.errors import UsageError
 from dflash.kernels.feature_codes import Encoding
 from dflash.policy.context import Proposal as ProposalKind
-from dflash.policy.registry import parse_policy
+from dflash.policy.context import RuleContext
+from dflash.policy.registry import Policy, parse_policy
 from dflash.policy.temperature import TEMPERATURES, is_temperature
 from dflash.replay.cost import load_cost
 from dflash.target.load import Target, load_target
@@ -54,14 +55,15 @@ def record_settings(options: Mapping[str, Any]) -> RecordSettings:
     drafter = "none" if options["length"] == 0 else chosen
     proposal = options["proposal"]
     fan = None if options["tree"] is None else Fan.parse(options["tree"])
+    policy = parse_policy(options["policy"], pairs)
     shard = None if options["shard"] is None else Shard.parse(options["shard"])
     return RecordSettings(
         output=_output(options["output"], shard),
         drafter=drafter,
-        policy=parse_policy(options["policy"], pairs),
+        policy=policy,
         defaults=defaults,
         length=default_length(parts) if options["length"] is None else options["length"],
-        branches=options["branches"] or (fan.branches if fan else BRANCHES),
+        branches=options["branches"] or (fan.branches if fan else _usual_branches(options, parts, policy)),
         proposal=ProposalKind(proposal) if proposal else None,
         draft_quant=options["draft_quant"],
         draft_temperature=options["draft_temperature"],
@@ -101,6 +103,14 @@ def _output(given: Path | None, shard: Shard | None) -> Path:
 def _usual_drafter(target: str) -> str:
     """The shipped drafter for the target that it was trained for, `ngram` for all others."""
     return shipped.NAME if shipped.fits(target) else "ngram"
+
+
+def _usual_branches(options: Mapping[str, Any], parts: Sequence[Part], policy: Policy) -> int:
+    """Two, but one where the rule judges chains alone."""
+    temperature, proposal = options["temperature"], options["proposal"]
+    asked = ProposalKind(proposal) if proposal else None
+    kind = kind_of(parts, policy, temperature, options["draft_temperature"], asked)
+    return BRANCHES if policy.rule.judges_trees(RuleContext(temperature, kind)) else 1
 
 
 def _text(option: str, value: str) -> str:

@@ -77,7 +77,33 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         total, longest = session.survey(source.entries(), check=not options["skip_bad"])
         context = longest or context
     _fit(session, context)
-    if options["drafter"] is None and settings.drafter == "ngram":
+    _announce(session, options["drafter"])
+    session.engine.before_rest = lambda: talk("scoring dense rows of what was answered")
+    with (
+        _interrupts(session) as interrupts,
+        _journal_told(session),
+        tellers(answers, total) as told,
+    ):
+        recording = session.record(
+            _conversations(session, source, interrupts.waiting),
+            told.text,
+            told.request,
+            watch_pace=level() >= Level.NORMAL,
+        )
+    code = _close(recording, as_json, total, interrupts.number)
+    if code == Exit.DONE and told.printer.failed is not None:
+        code = Exit.LOST
+    if (remark := session.drafter.remark()) is not None:
+        talk(remark)
+    if recording.pace is not None and (recording.pace.lost or recording.pace.paid):
+        talk(_paid(recording.pace))
+    return code
+
+
+def _announce(session: Session, asked: str | None) -> None:
+    """Say what drafts where nobody asked for a drafter, what is kept, and what will take a while."""
+    settings = session.settings
+    if asked is None and settings.drafter == "ngram":
         talk(f"drafter: ngram, as the shipped one is for {DEFAULT.name}; --drafter chooses another")
     if session.taps:
         hidden = int(session.target.model.config.get_text_config().hidden_size)
@@ -86,24 +112,6 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
         talk(f"features: {kept}, {each} bytes a committed token, before compression")
     if session.warms_up and session.target.device.type == "cuda":
         talk("warming up; the first run on a machine compiles kernels, for a minute or two")
-    session.engine.before_rest = lambda: talk("scoring dense rows of what was answered")
-    with (
-        _interrupts(session) as waiting,
-        _journal_told(session),
-        tellers(answers, total) as told,
-    ):
-        recording = session.record(
-            _conversations(session, source, waiting),
-            told.text,
-            told.request,
-            watch_pace=level() >= Level.NORMAL,
-        )
-    code = _close(recording, as_json, total)
-    if (remark := session.drafter.remark()) is not None:
-        talk(remark)
-    if recording.pace is not None and (recording.pace.lost or recording.pace.paid):
-        talk(_paid(recording.pace))
-    return code
 
 
 def _fit(session: Session, context: int) -> None:
@@ -139,31 +147,47 @@ def _journal_told(session: Session) -> Iterator[None]:
             )
 
 
-@contextmanager
-def _interrupts(session: Session) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Ctrl-C ends the run after the round in progress; a second one, or one at the prompt, at once."""
-    state = {"waiting": False}
+class Interrupts:
+    """What ends a run after the round in progress; a second signal, or one at the prompt, does at once.
 
-    def handler(number: int, frame: Any) -> None:
-        if state["waiting"] or session.stop.is_set():
+    Attributes:
+        number: the signal that came last.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.number: int | None = None
+        self._session, self._waiting = session, False
+
+    def came(self, number: int, frame: Any) -> None:
+        """Take a signal."""
+        self.number = number
+        if self._waiting or self._session.stop.is_set():
             raise KeyboardInterrupt
-        session.stop.set()
+        self._session.stop.set()
 
     @contextmanager
-    def waiting() -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
+        """While nothing is decoded, because a prompt is awaited."""
         if _idle():
-            session.sync()
-        state["waiting"] = True
+            self._session.sync()
+        self._waiting = True
         try:
             yield
         finally:
-            state["waiting"] = False
+            self._waiting = False
 
-    before = signal.signal(signal.SIGINT, handler)
+
+@contextmanager
+def _interrupts(session: Session) -> Iterator[Interrupts]:
+    """Ctrl-C, and what ends a job or a container, end the run; what it recorded becomes a file."""
+    found = Interrupts(session)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, found.came) for number in numbers]
     try:
-        yield waiting
+        yield found
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _conversations(
@@ -197,7 +221,8 @@ def _idle() -> bool:
         return False
 
 
-def _close(recording: Recording, as_json: bool, total: int | None) -> int:
+def _close(recording: Recording, as_json: bool, total: int | None, number: int | None) -> int:
+    """Say what came of it; returns the exit code, which tells what signal ended it, if one did."""
     if recording.unwritten is not None:
         warn(f"the last metrics could not be written: {recording.unwritten}")
     for error in recording.lost:
@@ -212,7 +237,7 @@ def _close(recording: Recording, as_json: bool, total: int | None) -> int:
     else:
         _say(document)
     if recording.interrupted:
-        return Exit.INTERRUPTED
+        return Exit.INTERRUPTED if number is None else Exit(128 + number)
     return Exit.LOST if recording.lost else Exit.DONE
 
 
@@ -253,7 +278,10 @@ def _say(document: Mapping[str, Any]) -> None:
         new = document["requests"] - document["kept"]
         talk(f"{document['kept']} requests were kept from before, {new} are new")
     if document["unasked"] and document["run_status"] == "finished":
-        warn(f"{document['unasked']} kept requests were not asked for again; they are at the end of the file")
+        settings = "; ".join(f"{name} was {what}" for name, what in document["changed"].items())
+        why = f", as settings have changed ({settings})" if settings else ""
+        told = f"{document['unasked']} kept requests were not asked for again{why}"
+        warn(f"{told}; they are at the end of the file")
     waited = _waited(document)
     talk(
         f"{document['tokens']} tokens, {tau}, {document['tokens_per_second']:.1f} tokens/s, "

@@ -26,7 +26,7 @@ _CALLED = {
     "first_token_diversity": "first-token diversity",
     "duplicate_first_token_rate": "duplicate first tokens",
     "speed_up": "speed-up",
-    "tokens_per_second": "tokens/s",
+    "tokens_per_second": "tokens/s a request",
     "verified_per_token": "rows a token",
 }
 
@@ -132,7 +132,7 @@ def _speed(speed: Mapping[str, Any], first: bool) -> dict[str, str]:
     return {
         "speed-up (95 %)": estimate("speed_up", "interval", ".3f"),
         "difference (95 %)": "-" if first else estimate("difference", "difference_interval", "+.3f"),
-        "tokens/s": number_cell(speed["tokens_per_second"], form=".4g"),
+        "tokens/s a request": number_cell(speed["tokens_per_second"], form=".4g"),
         "round ms": number_cell(None if round_us is None else round_us / 1e3, form=".4g"),
         "rows a token": number_cell(speed["verified_per_token"], form=".2f"),
     }

@@ -18,9 +18,10 @@ from dflash.cli.options import (
     say_left_out,
 )
 from dflash.cli.output import bar, emit, talk
-from dflash.cli.outputs import check_outputs
+from dflash.cli.outputs import check_outputs, write_output
 from dflash.cli.policy_cell import counted
 from dflash.cli.tune_text import caveats, render
+from dflash.draftfile.publish import whole_file
 from dflash.draftfile.reader import DraftFile
 from dflash.draftfile.run import open_run
 from dflash.policy.policy_file import policy_toml
@@ -125,7 +126,7 @@ def tune(
         )
     result = document(run, recorded_policy(run.files[0]), found)
     emit(result, as_json, lambda console: render(found, limit, console))
-    _write(found, output, surface, save_cost)
+    _write(found, output, surface, save_cost, overwrite)
 
 
 def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, walks: bool) -> list[Policy]:
@@ -138,25 +139,28 @@ def _policies(sweeps: Sequence[str], files: Sequence[DraftFile], lossy: bool, wa
     return suggested(recorded, shape, lossy=lossy, lanes=lanes)
 
 
-def _write(found: Tuned, output: Path | None, surface: Path | None, save_cost: Path | None) -> None:
+def _write(
+    found: Tuned, output: Path | None, surface: Path | None, save_cost: Path | None, overwrite: bool
+) -> None:
     best = found.candidates[found.best]
     if output is not None:
         if not found.told():
             raise BestUnknown(str(output))
-        output.write_text(policy_toml(best.policy.to_dict(), _comment(found)), encoding="utf-8")
+        write_output(output, policy_toml(best.policy.to_dict(), _comment(found)), overwrite=overwrite)
         talk(f"policy: {output}")
     if surface is not None:
-        draw_surface(found.surface, f"speed-up at batch {found.model.batch:g}", surface)
+        with whole_file(surface, overwrite=overwrite) as file:
+            draw_surface(found.surface, f"speed-up at batch {found.model.batch:g}", file)
         talk(f"surface: {surface}")
     if save_cost is not None:
-        save_cost.write_text(profile_text(found.model), encoding="utf-8")
+        write_output(save_cost, profile_text(found.model), overwrite=overwrite)
         talk(f"step times: {save_cost}")
 
 
 def _comment(found: Tuned) -> str:
     best = found.candidates[found.best]
     speed = best.speed
-    told = f"predicted tokens/s {speed.tokens_per_second:.4g}"
+    told = f"predicted tokens/s a request {speed.tokens_per_second:.4g}"
     if found.model.plain_timed:
         told = f"predicted speed-up {_with_interval(speed.speed_up, speed.interval)}"
     lines = [str(best.policy), told]

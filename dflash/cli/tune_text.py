@@ -73,7 +73,7 @@ def _recommendation(found: Tuned, console: Console) -> None:
             soft_wrap=True,
         )
     sure = "" if speed.best_share is None else f", the fastest in {speed.best_share:.0%} of resamples"
-    gain = f"{speed.tokens_per_second:.4g} tokens/s"
+    gain = f"{speed.tokens_per_second:.4g} tokens/s a request"
     if found.model.plain_timed:
         gain = f"speed-up {number_cell(speed.speed_up, speed.interval)}"
     console.print(f"  {gain} at batch {found.model.batch:g}{sure}", soft_wrap=True)
@@ -112,7 +112,7 @@ def caveats(found: Tuned) -> list[str]:
             "tau and speed-up cannot be compared with whole walks: --rejudge judges all on the same rounds"
         )
         if whole is not None:
-            told = f"{whole.speed.tokens_per_second:.4g} tokens/s"
+            told = f"{whole.speed.tokens_per_second:.4g} tokens/s a request"
             if found.model.plain_timed:
                 told = f"speed-up {number_cell(whole.speed.speed_up, whole.speed.interval)}"
             said.append(f"the fastest on whole answers: {whole.policy}, {told}")
@@ -151,7 +151,7 @@ def _ranking(found: Tuned, limit: int) -> Table:
         "to best (95 %)": lambda item: estimate_cell(
             item.speed.difference if item.comparable else None, item.speed.difference_interval, "+.3f"
         ),
-        "tokens/s": lambda item: number_cell(
+        "tokens/s a request": lambda item: number_cell(
             item.speed.tokens_per_second if found.priced(item) else None, form=".4g"
         ),
         "best share": lambda item: number_cell(item.speed.best_share, form=".2f"),
@@ -163,7 +163,7 @@ def _ranking(found: Tuned, limit: int) -> Table:
         "divergence": lambda item: f"{item.divergence:.4f}",
         "walked": lambda item: number_cell(item.covered),
     }
-    unknown = ["speed-up (95 %)", "to best (95 %)"] if not known else ["tokens/s"]
+    unknown = ["speed-up (95 %)", "to best (95 %)"] if not known else ["tokens/s a request"]
     for name in unknown + ([] if told else ["best share"]):
         del columns[name]
     if all(item.row.tau is not None for item in shown):

@@ -8,7 +8,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,10 +29,13 @@ from dflash.draftfile.errors import (
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.metadata import seal
 from dflash.draftfile.publish import sync_folder, writing
+from dflash.draftfile.threads import own_threads
 
 SYNC_SECONDS = 5.0
 # a batch of a usual request goes to the system in one piece
 BUFFER = 1 << 20
+# what a thread has to write yet: rows of two kinds and closings of requests, twice
+FLYING = 6
 REQUEST, REQUESTS, CHECK = b"request_id", b"request_ids", b"crc32"
 
 
@@ -89,8 +92,8 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = Path(path)
-        self._thread = ThreadPoolExecutor(1) if apart else None
-        self._disk = ThreadPoolExecutor(1) if apart else None
+        self._thread = own_threads("journal") if apart else None
+        self._disk = own_threads("disk") if apart else None
         self._flying: deque[Future[None]] = deque()
         self._syncing: Future[None] | None = None
         text = encode_header(header)
@@ -218,11 +221,11 @@ class Journal:
         self._do(partial(self._write_table, table, kind, name))
 
     def _do(self, write: Callable[[], None]) -> None:
-        """Write, or have a thread do so while it does but one other thing."""
+        """Write, or have a thread do so after a few other things."""
         if self._thread is None:
             write()
             return
-        while len(self._flying) > 1:
+        while len(self._flying) >= FLYING:
             self._flying.popleft().result()
         self._flying.append(self._thread.submit(write))
 

@@ -134,6 +134,23 @@ def writing(path: Path) -> Iterator[None]:
         raise WriteFailed(path, error.strerror or str(error)) from error
 
 
+@contextmanager
+def whole_file(path: Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
+    """A file to fill, which then appears whole; if anything fails, it never does.
+
+    Raises:
+        OutputExists, OutputIsFolder, OutputBusy, FolderNotWritable: see `Publication`.
+        WriteFailed: The system refused to write.
+    """
+    publication = Publication(path, overwrite=overwrite)
+    try:
+        with writing(path):
+            yield publication.file
+            publication.publish()
+    finally:
+        publication.discard()
+
+
 def sync_folder(folder: Path) -> None:
     """Makes a new name in the folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
 from dflash.draftfile.errors import FileMissing, JournalEmpty, JournalGone, OpenError, OutputBusy
@@ -34,6 +35,7 @@ class Recovered(NamedTuple):
         rows, requests: In the file.
         closed: Requests that the recorder had finished.
         interrupted: Requests that it had not; their last round says `interrupted`.
+        undense: Those of them that had some of their dense rows, which were left out: a walk needs all.
         dropped: Requests whose rows were damaged and left out, with the reason.
         torn_bytes: Bytes at the end of the journal that hold no whole round.
         journal: The journal, if it was kept; None if it was removed.
@@ -45,6 +47,7 @@ class Recovered(NamedTuple):
     requests: int
     closed: int
     interrupted: tuple[str, ...]
+    undense: tuple[str, ...]
     dropped: dict[str, str]
     torn_bytes: int
     already_complete: bool
@@ -134,11 +137,11 @@ def _complete(reader: JournalReader, own: Path) -> Recovered | None:
         return None
     if not same_recording(file, reader) or file.lost is not None:
         return None
-    return Recovered(own, file.content_digest, file.rows, file.requests, file.requests, (), {}, 0, True)
+    return Recovered(own, file.content_digest, file.rows, file.requests, file.requests, (), (), {}, 0, True)
 
 
 def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
-    closed, interrupted, dropped = 0, list[str](), dict[str, str]()
+    closed, interrupted, undense, dropped = 0, list[str](), list[str](), dict[str, str]()
     limits, seen = Limits.of(reader.header), set[str]()
     with DraftFileWriter(
         target,
@@ -154,12 +157,17 @@ def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
                 continue
             seen.add(entry.request_id)
             # a round that was journaled before its request was interrupted does not say so yet
-            writer.write_request(mark_interrupted(entry.table))
+            table = mark_interrupted(entry.table)
+            if not entry.closed and has_some_dense(table):
+                table = table.filter(pc.not_equal(table["kind"], Kind.DENSE))
+                undense.append(entry.request_id)
+            writer.write_request(table)
             closed += entry.closed
             interrupted += [] if entry.closed else [entry.request_id]
         lost = {"torn_bytes": reader.torn_bytes, "dropped": dropped} if reader.torn_bytes or dropped else None
         done = writer.finish("recovered", lost)
-    counts = (done.rows, done.requests, closed, tuple(interrupted), dropped, reader.torn_bytes)
+    cut = tuple(interrupted), tuple(undense)
+    counts = (done.rows, done.requests, closed, *cut, dropped, reader.torn_bytes)
     return Recovered(done.path, done.content_digest, *counts, False)
 
 
@@ -172,6 +180,12 @@ def _damage(entry: Entry, limits: Limits, seen: set[str]) -> str | None:
     except DflashError as error:
         return str(error)
     return None
+
+
+def has_some_dense(table: pa.Table) -> bool:
+    """Whether a request has dense rows, but not one for each committed token but the last."""
+    count = pc.sum(pc.equal(table["kind"], Kind.DENSE)).as_py()
+    return bool(count) and count != pc.sum(table["emitted"]).as_py() - 1
 
 
 def mark_interrupted(table: pa.Table) -> pa.Table:

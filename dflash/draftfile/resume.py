@@ -28,8 +28,9 @@ VERSIONS_AND_TIME = {"created_at", "host", "git.commit", "git.dirty"} | {
 }
 # how many requests ran side by side is no part of what they are
 ROOM = {"lanes", "memory"}
-# what makes two requests the same, beside the prompt
-ASKED = ("sampling", "seed", "max_new_tokens", "stop", "ordinal", "category", "conversation", "turn")
+# what makes two requests the same, beside the prompt: where it stands, and what is asked of it
+PLACE = ("ordinal", "category", "conversation", "turn")
+SETTINGS = ("sampling", "seed", "max_new_tokens", "stop")
 
 Key = bytes
 
@@ -95,11 +96,29 @@ def _matters(name: str) -> bool:
     return name not in VERSIONS_AND_TIME and name.split(".")[0] not in ROOM
 
 
-def request_key(prompt_tokens: Sequence[int], prompt_text: str | None, info: Mapping[str, Any]) -> Key:
-    """Digest of a prompt, its ordinal and the settings of its request."""
-    tokens = hashlib.sha256(np.asarray(prompt_tokens, "<i4").tobytes()).hexdigest()
-    asked = canonical_json([tokens, prompt_text, {name: info.get(name) for name in ASKED}])
-    return hashlib.sha256(asked.encode()).digest()
+class Asking(NamedTuple):
+    """What asks for a request.
+
+    Attributes:
+        key: Digest of its prompt, its place and its settings.
+        place: Digest of the former two.
+        settings: What is asked, by name.
+    """
+
+    key: Key
+    place: Key
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, prompt_tokens: Sequence[int], prompt_text: str | None, info: Mapping[str, Any]) -> Asking:
+        """Of a prompt, and of the request's own facts."""
+        tokens = hashlib.sha256(np.asarray(prompt_tokens, "<i4").tobytes()).hexdigest()
+
+        def digest(names: Sequence[str]) -> Key:
+            asked = canonical_json([tokens, prompt_text, {name: info.get(name) for name in names}])
+            return hashlib.sha256(asked.encode()).digest()
+
+        return cls(digest(SETTINGS + PLACE), digest(PLACE), {name: info.get(name) for name in SETTINGS})
 
 
 class Kept:
@@ -111,10 +130,11 @@ class Kept:
         names: The ids under which the journal holds them.
     """
 
-    def __init__(self, names: Mapping[str, Key], tables: Iterator[pa.Table] = iter(())) -> None:
+    def __init__(self, names: Mapping[str, Asking], tables: Iterator[pa.Table] = iter(())) -> None:
         self.names = frozenset(names)
-        self._wanted, self._tables = dict.fromkeys(names.values()), tables
+        self._wanted, self._tables = dict.fromkeys(asking.key for asking in names.values()), tables
         self._read: dict[Key, pa.Table] = {}
+        self._settings = {asking.place: asking.settings for asking in names.values()}
 
     def __len__(self) -> int:
         return len(self._wanted)
@@ -125,9 +145,18 @@ class Kept:
             return None
         while key not in self._read:
             table = next(self._tables)
-            self._read[_key(table)] = table
+            self._read[_asking(table).key] = table
         del self._wanted[key]
         return self._read.pop(key)
+
+    def changed(self, asking: Asking) -> dict[str, str]:
+        """What a request asks otherwise than one that was kept of the same prompt: the old, and the new."""
+        kept = self._settings.get(asking.place, asking.settings)
+        return {
+            name: f"{_short(kept[name])}, now {_short(value)}"
+            for name, value in asking.settings.items()
+            if kept[name] != value
+        }
 
     def rest(self) -> Iterator[pa.Table]:
         """What nobody has asked for."""
@@ -139,14 +168,14 @@ class Kept:
 
 def carry_over(earlier: Earlier, journal: Journal) -> Kept:
     """Copies the finished requests into the journal of the new recording, from where they are kept."""
-    keys = dict[str, Key]()
+    names = dict[str, Asking]()
     for table in earlier.requests():
         name = table["request_id"][0].as_py()
         journal.append(name, table)
         journal.close_request(name)
-        keys[name] = _key(table)
+        names[name] = _asking(table)
     journal.sync()
-    return Kept(keys, _carried(journal))
+    return Kept(names, _carried(journal))
 
 
 def free_name(name: str, taken: Container[str]) -> str:
@@ -210,9 +239,9 @@ def _is_finished(table: pa.Table) -> bool:
     return len(reasons) > 0 and reasons[-1].as_py() not in ("none", "interrupted")
 
 
-def _key(table: pa.Table) -> Key:
+def _asking(table: pa.Table) -> Asking:
     first = table.slice(0, 1).select(["prompt_tokens", "prompt_text", "request_info"]).to_pylist()[0]
-    return request_key(first["prompt_tokens"], first["prompt_text"], json.loads(first["request_info"]))
+    return Asking.of(first["prompt_tokens"], first["prompt_text"], json.loads(first["request_info"]))
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

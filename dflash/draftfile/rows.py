@@ -74,7 +74,20 @@ def column_array(field: pa.Field, rows: Sequence[Row]) -> pa.Array:
 def _scalar_array(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if pa.types.is_floating(kind):
         values = [None if value is None or value != value else float(value) for value in values]
-    return pa.array(values, kind)
+    return _binary_array(kind, values) if pa.types.is_binary(kind) else pa.array(values, kind)
+
+
+def _binary_array(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    """Bytes, which are copied once."""
+    absent = np.array([value is None for value in values])
+    lengths = np.array([0 if value is None else len(value) for value in values])
+    if lengths.sum() > np.iinfo(np.int32).max:
+        raise OverflowError(f"{lengths.sum()} bytes in one table")
+    found = _binaries(kind, b"".join(value for value in values if value is not None), lengths)
+    if not absent.any():
+        return found
+    valid = pa.array(~absent).buffers()[1]
+    return pa.Array.from_buffers(kind, len(values), [valid, *found.buffers()[1:]])
 
 
 def _list_array(kind: pa.ListType, values: list[Any]) -> pa.Array:
@@ -205,7 +218,7 @@ def _lists(kind: pa.ListType, values: npt.NDArray[Any], lengths: npt.NDArray[Any
     return pa.ListArray.from_arrays(pa.array(_offsets(lengths)), _leaf(kind.value_type, values), type=kind)
 
 
-def _binaries(kind: pa.DataType, values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> pa.Array:
+def _binaries(kind: pa.DataType, values: npt.NDArray[Any] | bytes, lengths: npt.NDArray[Any]) -> pa.Array:
     """Bytes `values` as they lie in memory."""
     buffers = [None, pa.py_buffer(_offsets(lengths)), pa.py_buffer(values)]
     return pa.Array.from_buffers(kind, len(lengths), buffers)

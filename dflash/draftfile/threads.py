@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 Made = TypeVar("Made")
+# how names of threads begin that a writer or a journal has of its own
+NAMED = "dflash-"
 
 
 class Work(NamedTuple, Generic[Made]):
@@ -17,6 +19,11 @@ class Work(NamedTuple, Generic[Made]):
 
     size: int
     make: Callable[[], Made]
+
+
+def own_threads(name: str, count: int = 1) -> ThreadPoolExecutor:
+    """Threads for one kind of work, which are named so."""
+    return ThreadPoolExecutor(count, f"{NAMED}{name}")
 
 
 @dataclass(frozen=True, slots=True)

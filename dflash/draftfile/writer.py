@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -29,6 +30,7 @@ from dflash.draftfile.other_settings import OTHER_SETTINGS, OtherSettings
 from dflash.draftfile.publish import Publication, writing
 from dflash.draftfile.requests import check_requests
 from dflash.draftfile.summary import Summary
+from dflash.draftfile.threads import own_threads
 from dflash.draftfile.view import Limits, Place
 
 ROWS_PER_GROUP = 50_000
@@ -36,7 +38,7 @@ BYTES_PER_GROUP = 64 << 20
 # what descriptions of row groups may take of a footer; the rest is the header's and the schema's
 GROUPS_LIMIT = METADATA_LIMIT // 2
 
-# threads that digest columns while another one compresses them
+# threads that check rows and digest columns while another one compresses them
 HELPERS = 2
 
 RunStatus = Literal["finished", "interrupted", "recovered"]
@@ -84,8 +86,8 @@ class DraftFileWriter:
             double whenever half of the room that the footer has left is used, so that it never outgrows
             what readers accept.
         compression_level: Of zstd.
-        apart: Check and encode row groups in threads, one group at a time, while the next one fills; what is
-            wrong with one is then told when that one closes, or at the end.
+        apart: Encode row groups in a thread while others check and digest them, one group at a time, while
+            the next one fills; what is wrong with one is then told when that one closes, or at the end.
 
     Raises:
         HeaderInvalid: The header breaks `schemas/header_v1.schema.json`.
@@ -125,8 +127,8 @@ class DraftFileWriter:
         self._schema: pa.Schema | None = None
         self._parquet: pq.ParquetWriter | None = None
         self._codes = self._features and self.header.features.get("encoding") in ("int8", "fp8")
-        self._thread = ThreadPoolExecutor(1) if apart else None
-        self._helpers = ThreadPoolExecutor(HELPERS) if apart else None
+        self._thread = own_threads("groups") if apart else None
+        self._helpers = own_threads("digests", HELPERS) if apart else None
         self._encoding: Future[None] | None = None
         self._publication = Publication(Path(path), overwrite=overwrite)
 
@@ -277,25 +279,46 @@ class DraftFileWriter:
 
     def _write_group(self, group: pa.Table, place: Place) -> None:
         schema = self._schema or arrow_schema(self._features)
-        group = pa.Table.from_arrays(group.combine_chunks().columns, schema=schema)
+        group = pa.Table.from_arrays(_combined(group).columns, schema=schema)
+        if self._helpers is None:
+            self._check(group, place)
+            self._encode(group)
+            self._digest.update(group)
+            return
+        # what is wrong with rows is found while they are written: no file comes of them then
+        works: list[Callable[[], None]] = [partial(self._check, group, place), *self._digest.updates(group)]
+        meanwhile = [self._helpers.submit(work) for work in works]
+        try:
+            self._encode(group)
+        finally:
+            # it comes before what it led to
+            for done in meanwhile:
+                done.result()
+
+    def _check(self, group: pa.Table, place: Place) -> None:
         check_rows(group, self._limits, place)
         self._requests |= check_requests(group, self._requests, place)
         self._summary.add(group)
         self._others.add(group)
-        helpers = self._helpers
-        digesting = [helpers.submit(update) for update in self._digest.updates(group)] if helpers else []
+
+    def _encode(self, group: pa.Table) -> None:
         with writing(self.path):
             self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
-        if helpers is None:
-            self._digest.update(group)
-        for done in digesting:
-            done.result()
 
     def _await_group(self) -> None:
         """Wait for the row group that is encoded apart, and raise what it came to."""
         if self._encoding is not None:
             self._encoding.result()
             self._encoding = None
+
+
+def _combined(group: pa.Table) -> pa.Table:
+    """The rows, each column in one piece but those of bytes, which are the most: none of these is moved."""
+    kept = [field.name for field in group.schema if pa.types.is_binary(field.type)]
+    whole = group.drop_columns(kept).combine_chunks()
+    return pa.table(
+        [(group if name in kept else whole)[name] for name in group.column_names], group.column_names
+    )
 
 
 def _size(table: pa.Table) -> int:

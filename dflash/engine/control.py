@@ -46,15 +46,22 @@ class Result(NamedTuple):
 class LaneControl:
     """Asks a policy's scheduler before every round of the lanes, and tells it what they came to.
 
-    `largest` bounds every draft; `step_time` is for controls that predict how long a round takes.
+    `largest` bounds every draft; `step_time` is for controls that predict how long a round takes, None where
+    nobody says.
     """
 
     def __init__(self, policy: Policy, largest: DraftShape, lanes: int, step_time: StepTime | None) -> None:
-        self.policy = policy
+        self.policy, self.step_time = policy, step_time
+        self._largest, self._lanes = largest, lanes
         self._frame = frame_of(policy.rule, policy.shape, Shape(largest.length, largest.branches), step_time)
-        self._lanes = lanes
         self.restart()
         self._survival = np.empty(0)
+
+    def at_all_lanes(self) -> LaneControl:
+        """The same where a round takes as long however many lanes have requests."""
+        if self.step_time is None:
+            return self
+        return LaneControl(self.policy, self._largest, self._lanes, self.step_time.for_batch(self._lanes))
 
     def restart(self) -> None:
         """Forget all that was learned; no lane may be busy."""

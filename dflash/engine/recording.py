@@ -43,6 +43,7 @@ def summary(recording: Recording) -> dict[str, Any]:
         "requests": totals.requests,
         "kept": totals.kept,
         "unasked": totals.unasked,
+        "changed": totals.changed,
         "rounds": totals.rounds,
         "tokens": totals.emitted,
         "tau": totals.tau,

@@ -19,7 +19,7 @@ from dflash.engine.dense.choice import choose_dense
 from dflash.engine.device.choice import choose_engine
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.features import FeatureMode, Features, Fingerprint, default_taps
-from dflash.engine.header import RunSettings, build_header
+from dflash.engine.header import RunSettings, build_header, profile_facts
 from dflash.engine.implementation import settle_drafter, settle_target
 from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
@@ -353,6 +353,7 @@ class Session:
         control = LaneControl(settings.policy, largest, settings.lanes, settings.step_time)
         parts = (self.target, self.trunk, self.drafter, control, context, judge, features, None)
         engine, self.rounds_remark = choose_engine(parts, settings)
+        self.header["engine"] |= profile_facts(engine.control.step_time)
         if settings.dense:
             engine.dense = choose_dense(engine, settings, largest)
         return engine
@@ -388,7 +389,6 @@ class Session:
             feature_dtype=settings.feature_dtype,
             keep_host=settings.keep_host,
             dense=settings.dense,
-            step_time=settings.step_time,
             target_impl=settings.target_impl,
             numerics=settings.numerics,
             shard=settings.shard,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -90,8 +91,25 @@ class RecordSettings:
                     f"The policy asks for {name} {asked}, expected at most {bound}; raise --{name}."
                 )
 
+        self._check_trees()
         self._check_control()
         self._check_overlap()
+
+    @property
+    def judges_trees(self) -> bool:
+        """Whether the rule judges trees of these drafts, beside chains."""
+        context = RuleContext(self.defaults.sampling.temperature, self.kind)
+        return self.policy.rule.judges_trees(context)
+
+    def _check_trees(self) -> None:
+        """Refuse branches that the rule cannot judge, before a model is loaded."""
+        drafts = self.drafter != "none" and self.length > 0
+        if drafts and self.live_shape.branches > 1 and not self.judges_trees:
+            union = f" and one drafter, found {self.drafter}" if len(self.parts) > 1 else ""
+            raise UsageError(
+                f"The rule {self.policy.rule.name} judges chains at this temperature: expected --branches 1"
+                f"{union}."
+            )
 
     def _check_control(self) -> None:
         """Refuse a control that lacks what it needs, before a model is loaded."""
@@ -172,13 +190,7 @@ class RecordSettings:
     def kind(self) -> ProposalKind:
         """The proposal kind: drawn on shared noise for rules that emit choices, on its own for others."""
         temperature = self.defaults.sampling.temperature
-        drawn = any(part.family in WITH_LAW for part in self.parts)
-        if not drawn or temperature == 0 or self.draft_temperature == 0:
-            return ProposalKind.DETERMINISTIC
-        if self.proposal is not None:
-            return self.proposal
-        drawn_alone = self.policy.rule.judges_q(RuleContext(temperature, ProposalKind.INDEPENDENT))
-        return ProposalKind.INDEPENDENT if drawn_alone else ProposalKind.SHARED
+        return kind_of(self.parts, self.policy, temperature, self.draft_temperature, self.proposal)
 
     @property
     def parts(self) -> list[Part]:
@@ -192,3 +204,20 @@ class RecordSettings:
         if temperature is None:
             temperature = self.defaults.sampling.temperature
         return DraftSampling(temperature, self.draft_top_k, self.draft_top_p)
+
+
+def kind_of(
+    parts: Sequence[Part],
+    policy: Policy,
+    temperature: float,
+    draft_temperature: float | None,
+    proposal: ProposalKind | None,
+) -> ProposalKind:
+    """How drafts are made, where nobody asked for something else: as the policy's rule wants them."""
+    drawn = any(part.family in WITH_LAW for part in parts)
+    if not drawn or temperature == 0 or draft_temperature == 0:
+        return ProposalKind.DETERMINISTIC
+    if proposal is not None:
+        return proposal
+    drawn_alone = policy.rule.judges_q(RuleContext(temperature, ProposalKind.INDEPENDENT))
+    return ProposalKind.INDEPENDENT if drawn_alone else ProposalKind.SHARED

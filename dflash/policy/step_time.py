@@ -102,6 +102,18 @@ class StepTime:
         """
         return np.maximum(self.verify_us.at(nodes, batch, context), self._least_us)
 
+    def for_batch(self, batch: int) -> StepTime:
+        """Return the profile of an engine whose rounds take as long for any requests as for so many."""
+        lengths, branches = self.draft_us.axes[:2]
+        nodes, _, contexts = self.verify_us.axes
+        draft = self.draft(np.array(lengths)[:, None], np.array(branches), batch)
+        verify = self.verify(np.array(nodes)[:, None], batch, np.array(contexts))
+        axis = (float(batch),)
+        return StepTime(
+            Grid((lengths, branches, axis), tuple(draft.ravel().tolist())),
+            Grid((nodes, axis, contexts), tuple(verify.ravel().tolist())),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the form that the header and profile files store; `from_dict` reads it."""
         draft = _table(self.draft_us, self._draft_axes)

@@ -17,7 +17,8 @@ def cost_of(files: Sequence[DraftFile], places: Sequence[Path], batch: float | N
     Args:
         files: whose times are fitted if no place is given.
         places: one profile, or draft files and folders of them.
-        batch: requests a forward, at which policies are compared.
+        batch: requests a forward, at which policies are compared; unless given, with a profile as many as the
+            run of `files` decodes at once, else what the fitted times were recorded with most.
 
     Raises:
         SeveralCosts: a profile stands beside others.
@@ -31,4 +32,9 @@ def cost_of(files: Sequence[DraftFile], places: Sequence[Path], batch: float | N
         return fit_cost([file for run in open_runs(places) for file in run.files], batch)
     if len(places) > 1:
         raise SeveralCosts([str(place) for place in places])
-    return load_cost(profiles[0], 1.0 if batch is None else batch)
+    return load_cost(profiles[0], _at_once(files) if batch is None else batch)
+
+
+def _at_once(files: Sequence[DraftFile]) -> float:
+    """Requests that a run decodes at once: its lanes, unless it has fewer."""
+    return float(max(1, min(files[0].header.lanes, sum(file.requests for file in files))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.metadata import VERDICTS
-from dflash.draftfile.publish import Publication
+from dflash.draftfile.publish import Publication, writing
 from dflash.draftfile.reader import DraftFile
 from dflash.policy.noise import I64
 from dflash.replay.batch import Batch
@@ -106,26 +107,29 @@ class VerdictWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # the writer would complain of a closed file later; what it writes now is thrown away
-        if self._writer.is_open:
+        with suppress(OSError):
             self._writer.close()
         self._publication.discard()
 
     def add(self, policy: str, batch: Batch, rows: Sequence[I64], judged: Sequence[Judged]) -> None:
         """Write what a policy decided in some rows of one row group."""
         if rows:
-            self._writer.write_table(_tables(policy, batch, rows, judged))
+            with writing(self._publication.path):
+                self._writer.write_table(_tables(policy, batch, rows, judged))
 
     def take(self, pieces: VerdictPieces, files: Sequence[DraftFile]) -> None:
         """Write the pieces of several files of one run, file by file."""
         for file in files:
             for table in pieces.of(file):
-                self._writer.write_table(table)
+                with writing(self._publication.path):
+                    self._writer.write_table(table)
 
     def finish(self) -> None:
         """Close the file and give it its name."""
         self._writer.add_key_value_metadata(self._facts)
-        self._writer.close()
-        self._publication.publish()
+        with writing(self._publication.path):
+            self._writer.close()
+            self._publication.publish()
 
 
 def _tables(policy: str, batch: Batch, rows: Sequence[I64], judged: Sequence[Judged]) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -42,13 +43,12 @@ def require_plots(path: Path) -> None:
         raise PlotsMissing
 
 
-def draw_surface(cells: Sequence[Cell], title: str, path: Path) -> None:
+def draw_surface(cells: Sequence[Cell], title: str, file: BinaryIO) -> None:
     """Draw one square a shape: its speed-up in colour and figures, its interval below; the best is framed.
 
-    Raises:
-        NotPng, PlotsMissing: see `require_plots`.
+    Args:
+        file: for the figure, as PNG.
     """
-    require_plots(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
@@ -83,4 +83,4 @@ def draw_surface(cells: Sequence[Cell], title: str, path: Path) -> None:
     axes.set_xticks(range(len(lengths)), [str(length) for length in lengths])
     axes.set_yticks(range(len(branches)), [str(count) for count in branches])
     figure.colorbar(image, ax=axes, label="speed-up, 95 % interval over requests", shrink=0.9)
-    figure.savefig(path, dpi=150, metadata={"Software": "dflash-toolkit"})
+    figure.savefig(file, format="png", dpi=150, metadata={"Software": "dflash-toolkit"})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,17 @@ UNWRITABLE = [
     ("tune F --surface map.jpg", "end in .png"),
     ("tune F -o one --save-cost one", "different outputs"),
     ("tune F -o G", "exists"),
+]
+
+
+# each output of its own, and all of one command
+FULL = [
+    "replay F --policy match:length=2 -o v.parquet",
+    "diff F G -o d.html",
+    "tune F -o best.toml",
+    "tune F --save-cost cost.json",
+    "tune F --surface map.png",
+    "tune F -o best.toml --save-cost cost.json --surface map.png",
 ]
 
 
@@ -63,3 +77,39 @@ def test_what_cannot_be_written_is_refused_before_the_search(
     assert out == ""
     assert told in err
     assert contents(in_folder) == runs
+
+
+@pytest.mark.parametrize("words", FULL)
+def test_what_finds_no_room_is_said_and_leaves_nothing(
+    in_folder: Path, runs: dict[str, bytes], capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """Files may have 100 bytes here, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        code = main.run(words.split())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert code == 2
+    assert error.startswith("error: Writing ")
+    assert error.endswith(" failed: File too large; nothing was published.")
+    assert contents(in_folder) == runs
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_stdout_that_takes_nothing_is_no_fault(
+    in_folder: Path, runs: dict[str, bytes], closed: bool
+) -> None:
+    """A full one is said in one line; one that is closed is what the user wanted."""
+    for words in ("info F", "info F --json", "cat F", "replay F", "policies", "schema", "--help"):
+        command = [sys.executable, "-m", "dflash", *words.split()]
+        if closed:
+            command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == (0 if closed else 2), words
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
+        assert "fault in dflash" not in done.stderr
+        assert len(lines) == (not closed), done.stderr
+        assert closed or "No space left on device" in lines[0]

@@ -157,6 +157,23 @@ def test_recover_writes_what_was_closed_and_what_was_open(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["run.parquet"]
 
 
+@pytest.mark.parametrize("dense", [0, 1, 5, 6, 7])
+@pytest.mark.parametrize("closed", [0, 1])
+def test_a_request_that_was_cut_off_has_all_its_dense_rows_or_none(
+    tmp_path: Path, dense: int, closed: int
+) -> None:
+    (table,) = tables(8, 1, dense=dense)
+    keep(tmp_path / "run.journal", [table], closed)
+    found = recover(tmp_path / "run.parquet")
+    tokens = sum(emitted or 0 for emitted in table["emitted"].to_pylist())
+    assert tokens == 7
+    partial = not closed and dense not in (0, tokens - 1)
+    assert found.undense == (("request-0",) if partial else ())
+    (kept,) = open_draft_file(tmp_path / "run.parquet").tables()
+    assert kept["kind"].to_pylist().count(1) == (0 if partial else dense)
+    assert len(kept) == len(table) - (dense if partial else 0)
+
+
 def test_the_last_round_of_an_open_request_is_marked() -> None:
     table = request(np.random.default_rng(8), "a", rounds=3, dense=2).table()
     reasons = ["none", "none", "none", "none", None, None]

@@ -105,18 +105,21 @@ def test_nothing_is_taken_for_synced_that_came_while_a_sync_went_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (table,) = tables(3, 1)
-    sizes, go, fsync = [], threading.Event(), os.fsync
+    sizes, begun, go, fsync = [], threading.Event(), threading.Event(), os.fsync
     path = tmp_path / "run.journal"
     journal = Journal(path, header(), run_id="run", apart=True)
 
     def slow(descriptor: int) -> None:
         sizes.append(path.stat().st_size)
+        begun.set()
         go.wait(60)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)
     journal.append_all(table)
     journal.sync()
+    # the thread that syncs may come to it later than the next rows to theirs
+    assert begun.wait(60)
     journal.append_all(table)
     journal.flush()
     whole = path.stat().st_size

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sample_drafts import header, tables, write
+from sample_drafts import PADDED, header, tables, write
 
+from dflash.draftfile.columns import arrow_schema
 from dflash.draftfile.errors import WriteFailed
+from dflash.draftfile.violations import TokenRange
 from dflash.draftfile.writer import DraftFileWriter
+
+INT8 = header(features={"mode": "all", "encoding": "int8"})
 
 
 def test_the_file_is_the_same_whoever_encodes_its_row_groups(tmp_path: Path) -> None:
@@ -40,3 +46,79 @@ def test_what_a_thread_could_not_write_is_told(
         with pytest.raises(WriteFailed, match="No space"):
             writer.finish() if at == "the end" else writer.write_request(second)
     assert list(tmp_path.iterdir()) == []
+
+
+def wrong(table: pa.Table) -> pa.Table:
+    """The rows with an anchor outside the vocabulary."""
+    place = table.schema.get_field_index("anchor_token")
+    tokens = np.full(table.num_rows, PADDED, np.int32)
+    return table.set_column(place, table.schema.field(place), pa.array(tokens))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_wrong_rows_are_told_before_what_they_led_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool, full: bool
+) -> None:
+    """Rows may be checked while they are written: no file comes of them, whatever becomes of the writing."""
+
+    def refuse(self: pq.ParquetWriter, *given: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if full:
+        monkeypatch.setattr(pq.ParquetWriter, "write_table", refuse)
+    right, second = tables(5, 2, rounds=6)
+    with DraftFileWriter(tmp_path / "run.parquet", header(), run_id="run", apart=apart) as writer:
+        writer.write_request(right)
+        writer.write_request(wrong(second))
+        with pytest.raises(TokenRange):
+            writer.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def states(parts: int) -> list[pa.Table]:
+    """Requests with hidden states in eight bits, 130 rows each, which are in so many parts."""
+    rng, found = np.random.default_rng(1), []
+    for table in tables(7, 8, rounds=129, features=True):
+        codes = np.clip(rng.normal(0, 40, (table.num_rows, 1728)), -128, 127).astype(np.int8)
+        place = table.schema.get_field_index("feature_values")
+        column = pa.array([code.tobytes() for code in codes], pa.binary())
+        table = table.set_column(place, table.schema.field(place), column)
+        step = -(-table.num_rows // parts)
+        found.append(pa.concat_tables(table.slice(start, step) for start in range(0, table.num_rows, step)))
+    return found
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_requests_that_came_in_parts_make_the_same_file_of_about_the_same_size(
+    tmp_path: Path, apart: bool
+) -> None:
+    found = [write(tmp_path / str(parts), states(parts), INT8, apart=apart) for parts in (1, 2, 9, 130)]
+    whole = pq.read_table(found[0].path)
+    for one in found[1:]:
+        assert one.content_digest == found[0].content_digest
+        assert pq.read_table(one.path).equals(whole)
+        assert one.bytes <= found[0].bytes * 1.02
+    codes = sum(len(value) for value in whole["feature_values"].to_pylist())
+    assert found[0].bytes > codes / 2
+
+
+def test_hidden_states_reach_the_encoder_where_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each other column in one piece, so that its pages are those of a table that came whole."""
+    seen: list[pa.Table] = []
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", lambda self, table, **more: seen.append(table))
+    parts = states(3)
+    with DraftFileWriter(tmp_path / "run.parquet", INT8, run_id="run", row_group_rows=10**6) as writer:
+        for table in parts:
+            writer.write_request(table)
+        writer._flush()
+    (group,) = seen
+    assert group.schema.names == arrow_schema(features=True).names
+    for name in group.column_names:
+        lie = [chunk.buffers()[-1].address for part in parts for chunk in part[name].chunks]
+        if name == "feature_values":
+            assert [chunk.buffers()[-1].address for chunk in group[name].chunks] == lie
+        else:
+            assert group[name].num_chunks == 1

@@ -12,6 +12,7 @@ import draft_runs
 import pytest
 
 from dflash.cli.main import run as run_command
+from dflash.draftfile.reader import open_draft_file
 from dflash.engine.device.adaptive import AdaptiveEngine
 from dflash.engine.device.ladder import rung_lengths
 from dflash.engine.prompts.files import text_prompt, with_ids
@@ -107,10 +108,31 @@ def test_one_lane_is_the_same(
     assert len(lengths(host)) > 1 or control == "schedule"
     device_runs.same_rows(device, host)
     assert run_command(["replay", str(tmp_path / "device.parquet"), "--check"]) == 0
-    if steady == "never" and control != "goodput":
+    if steady == "never" or control == "goodput":
         assert engine.wasted_rounds == 0
     if (control, steady) == ("ema", "soon"):
         assert engine.wasted_rounds > 0
+
+
+def test_rounds_on_the_device_take_as_long_for_any_number_of_requests(
+    target: Any, drafter: str, tmp_path: Path
+) -> None:
+    """So the control reads step times at all lanes, says so in the header, and replay finds its states."""
+    found = []
+    for name, step_time in (("all", PROFILE), ("lanes", PROFILE.for_batch(3))):
+        output = tmp_path / f"{name}.parquet"
+        run = draft_runs.session(
+            target, output, drafter=drafter, draft_impl="native", target_impl="native", length=4, branches=1,
+            lanes=3, max_new_tokens=25, policy=CONTROLS["goodput"], step_time=step_time, rounds="device",
+        )  # fmt: skip
+        run.record(run.conversations(with_ids(map(text_prompt, draft_runs.prompts(4))), check=True))
+        header = open_draft_file(output).header.raw
+        assert header["engine"]["step_time_profile"]["verify_us"]["batch"] == [3.0]
+        assert run_command(["replay", str(output), "--check"]) == 0
+        found.append(draft_runs.rows(output))
+    # lanes run dry, one after the other
+    assert {row["batch_size"] for row in found[0] if row["kind"] == 0} >= {1, 3}
+    device_runs.same_rows(*found, atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize(

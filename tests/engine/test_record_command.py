@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from importlib import resources
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -115,6 +116,15 @@ BAD = {
     "unknown policy": (["x", "--policy", "mtach"], "match"),
     "unknown parameter": (["x", "--policy", "match:lenght=3"], "length"),
     "policy beyond the shape": (["x", "--policy", "match:length=9"], "raise --length"),
+    "branches for a rule of chains": (
+        ["x", "--policy", "block", "--temperature", "0.8", "--drafter", "self", "--branches", "2"],
+        "expected --branches 1",
+    ),
+    "a union for a rule of chains": (
+        ["x", "--policy", "block", "--temperature", "0.8", "--drafter", "self+ngram"],
+        "expected --branches 1 and one drafter",
+    ),
+    "groups of one lane": (["x", "--overlap", "groups"], "--lanes 2 or more"),
     "unknown drafter": (["x", "--drafter", "ngrm"], "ngram"),
     "nan": (["x", "--temperature", "nan"], "finite"),
     "infinite": (["x", "--temperature", "inf"], "finite"),
@@ -169,6 +179,13 @@ def test_a_bad_line_of_a_stream_is_skipped_and_counts_as_lost(dflash, in_folder,
     assert code == 3
     assert "stdin:2" in err
     assert open_draft_file(in_folder / "run.parquet").requests == 2
+
+
+@pytest.mark.parametrize(("words", "branches"), [([], 2), (["--policy", "block"], 1), (["--tree", "3,2"], 6)])
+def test_branches_are_as_many_as_the_rule_can_judge(dflash, in_folder, words, branches):
+    shared = ["x", "--temperature", "0.8", "--drafter", "self", "--max-new-tokens", 3, "-o", "run.parquet"]
+    assert dflash(*shared, *words)[0] == 0
+    assert open_draft_file(in_folder / "run.parquet").header.shape["branches"] == branches
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -252,8 +269,24 @@ def test_a_prompt_that_outgrows_the_window_in_a_later_turn_loses_only_that_turn(
     assert [row["request_id"] for row in rows] == ["0/0", "1"]
 
 
+@pytest.mark.parametrize("form", [[], ["--lanes", "2"], ["--json-lines"]])
+def test_a_recording_goes_on_where_stdout_takes_no_answers(tiny_folder, in_folder, form):
+    """As it is written, whole, or by the line: data was lost, but none of the recording."""
+    words = ["--target", str(tiny_folder), "--drafter", "none", "--max-new-tokens", "9", "one", "two", *form]
+    command = [sys.executable, "-m", "dflash", "record", *words, "-o", "run.parquet"]
+    with (Path("/dev") / "full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert [line for line in done.stderr.splitlines() if "warning" in line] == [
+        "warning: stdout takes no more (No space left on device): the recording goes on without it"
+    ]
+    file = open_draft_file(in_folder / "run.parquet")
+    assert (file.run_status, file.requests) == ("finished", 2)
+
+
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_recorded_and_a_closed_pipe_finishes_the_file(tiny_folder, in_folder):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_keep_what_was_recorded_and_a_closed_pipe_finishes_the_file(tiny_folder, in_folder, number):
     base = [sys.executable, "-m", "dflash", "record", "--target", str(tiny_folder), "--drafter", "none"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     words = [*base, "--max-new-tokens", "450", "--length", "0", "tell me"]
@@ -262,9 +295,9 @@ def test_ctrl_c_keeps_what_was_recorded_and_a_closed_pipe_finishes_the_file(tiny
     )
     with process:
         process.stdout.read(20)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     file = open_draft_file(in_folder / "cut.parquet")
     last = [row for table in file.tables() for row in table.to_pylist()][-1]
     assert (file.run_status, last["truncated_by"]) == ("interrupted", "interrupted")

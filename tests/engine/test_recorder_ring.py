@@ -107,6 +107,21 @@ def test_rows_arrive_as_they_left():
     assert tables[0].equals(tables[1])
 
 
+@pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 16) + 1, 1 << 20])
+def test_many_bytes_of_a_row_are_read_where_they_lie_in_its_message(size):
+    states, few = np.random.default_rng(size).bytes(size), b"few"
+    message = b"".join(framed("row", 3, packed_row({"feature_values": states, "control_state": few})))
+    _, _, packed = unframed(message)
+    found = unpacked_row(packed)
+    assert (bytes(found["feature_values"]), found["control_state"]) == (states, few)
+    if size > 1 << 16:
+        assert found["feature_values"].obj is message
+    rows = RequestRows("a", features=True)
+    for row in ({"feature_values": found["feature_values"]}, {}, {"feature_values": few}):
+        rows.append(row)
+    assert rows.table()["feature_values"].to_pylist() == [states, None, few]
+
+
 ARRAYS = [
     np.arange(3, dtype=np.int32),
     np.zeros((0, 4), np.float32),

@@ -129,7 +129,7 @@ def test_other_prompts_keep_what_was_recorded_under_a_free_name(record_lines, cu
     assert list(found) == [*whole, "1+"]
     assert found["1+"][0]["prompt_text"].count("beta") == 1
     assert {name: found[name] for name in whole} == whole
-    assert (document["kept"], document["unasked"]) == (3, 1)
+    assert (document["kept"], document["unasked"], document["changed"]) == (3, 1, {})
 
 
 def test_a_second_break_after_prompts_moved_loses_nothing_either(record_lines, cut, in_folder):
@@ -151,6 +151,7 @@ def test_other_settings_of_a_request_run_it_again(record_lines, cut, in_folder):
     lines = [{"prompt": "alpha", "max_new_tokens": 3}, {"prompt": "beta"}, {"prompt": "c"}]
     _, document, _ = record_lines("run.parquet", "--resume", lines=lines)
     assert (document["kept"], document["unasked"]) == (3, 1)
+    assert document["changed"] == {"max_new_tokens": "6, now 3"}
     found = requests_of(in_folder / "run.parquet")
     assert list(found) == ["0", "1", "2", "0+"]
     assert sum(row["emitted"] for row in found["0"]) == 3

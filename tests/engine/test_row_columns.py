@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.draftfile.rows import RequestRows, columns_table
+from dflash.draftfile.rows import Ragged, RequestRows, columns_table
 from dflash.engine.dense.rows import DenseGroup, DenseRowMaker
 from dflash.engine.device.arrays import OF_ROUNDS, Packed, Records
 from dflash.engine.device.law import LaneLaw
@@ -235,10 +235,10 @@ class Numbered:
 
 def of_each(taken):
     """Requests and their rows."""
-    if taken is not None:
-        ends = [*taken.starts[1:], taken.table.num_rows]
-        for owner, start, end in zip(taken.owners, taken.starts, ends, strict=True):
-            yield owner, taken.table.slice(start, end - start)
+    for part in taken:
+        ends = [*part.starts[1:], part.table.num_rows]
+        for owner, start, end in zip(part.owners, part.starts, ends, strict=True):
+            yield owner, part.table.slice(start, end - start)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -271,6 +271,41 @@ def test_rows_wait_in_order_until_their_request_is_asked_for(seed):
         found[owner] += table["step"].to_pylist()
     assert found == came
     assert (pending.rows, pending.bytes) == (0, 0)
+
+
+class Lying:
+    """Makes rows whose hidden states are where they lie."""
+
+    def columns(self, parts, order):
+        assert (order == np.arange(len(order))).all()
+        (values,) = parts
+        return {"feature_values": Ragged(values.reshape(-1), np.full(len(values), values.shape[1]))}
+
+
+def address(table):
+    """Where the bytes of a table's hidden states lie."""
+    (chunk,) = table["feature_values"].chunks
+    return chunk.buffers()[2].address
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_that_come_after_those_that_were_made_are_moved_only_where_others_follow(late):
+    """Hidden states of rows that come unmade are copied no more, unless a made row comes between or after."""
+    pending, owners = Pending(True), np.array([0, 0, 1])
+    values = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    for owner in (0, 1):
+        pending.row(owner, {"feature_values": bytes([owner]), "step": 1})
+    pending.unmade(owners, Unmade(owners, Lying(), values, 10, datetime.now(UTC)))
+    if late:
+        pending.row(0, {"feature_values": b"late", "step": 2})
+    taken = pending.taken([0, 1])
+    assert [part.table.num_rows for part in taken] == ([6] if late else [2, 3])
+    assert (address(taken[-1].table) == values.ctypes.data) == (not late)
+    found = {owner: [] for owner in (0, 1)}
+    for owner, table in of_each(taken):
+        found[owner] += table["feature_values"].to_pylist()
+    first, second, third = (row.tobytes() for row in values)
+    assert found == {0: [b"\0", first, second, *([b"late"] if late else [])], 1: [b"\1", third]}
 
 
 @pytest.mark.parametrize("drawn", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -157,25 +156,40 @@ class PlainGoodput:
         else:
             overdue = self.c.again and self.idle >= self.wait
             self.length, self.kept = self.best(overdue), self.c.every - 1
-            if overdue:
-                self.kept = min(self.c.every, self.c.trial + self.c.lag) - 1
-                self.wait = max(self.c.again, min(2 * self.wait, self.c.rarely))
-            elif self.length:
-                self.wait = self.c.again
+            trial = min(self.c.every, self.c.trial + self.c.lag)
+            if overdue and self.length:
+                self.kept = trial - 1
+            elif self.length == 0:
+                self.wait = self.patience(trial)
         self.idle = 0 if self.length else self.idle + 1
         return self.length, FRAME.branches, FRAME.t, False
 
-    def best(self, overdue):
+    def patience(self, trial):
+        """So many plain steps that a trial of the best draft costs no more than a share of their time."""
+        if not self.c.again:
+            return 0
+        tokens_a_us, us = self.worth(), self.us
+        draft = max((k for k in us if k), key=lambda k: (tokens_a_us[k], -k))
+        # microseconds in which plain decoding would have made what the trial makes
+        needed = us[draft] * tokens_a_us[draft] / tokens_a_us[0]
+        plain = trial * (us[draft] - needed) / self.c.loss / us[0]
+        return int(max(self.c.again, min(plain, max(self.c.rarely, self.c.again))))
+
+    def worth(self):
         w = self.c.weight
         rate = (
             (self.accepted + w * self.c.prior) / (self.tried + w)
             if self.seen >= self.c.after
             else self.c.prior
         )
-        worth = {}
-        for k in range(max(self.c.shortest, int(overdue)), FRAME.longest + 1):
+        worth, self.us = {}, {}
+        for k in range(self.c.shortest, FRAME.longest + 1):
             us = STEP_TIME.draft(k, FRAME.branches, 1) + STEP_TIME.verify(k * FRAME.branches, 1, 128.0)
-            worth[k] = sum(rate**i for i in range(k + 1)) / float(us)
+            worth[k], self.us[k] = sum(rate**i for i in range(k + 1)) / float(us), float(us)
+        return worth
+
+    def best(self, overdue):
+        worth = {k: value for k, value in self.worth().items() if k or not overdue}
         best = max(worth.values())
         if self.length in worth and best <= worth[self.length] * (1 + self.c.gain):
             return self.length
@@ -320,18 +334,23 @@ def test_what_is_sure_comes_true_whatever_happens(control, foresees):
     """Steps in which no request comes or goes are foreseen, and states do not tell that somebody looked."""
     rng, lanes = np.random.default_rng(7), 4
     seer, blind = Controller(control, FRAME, lanes, foresees=foresees), Controller(control, FRAME, lanes)
-    who, sure = np.arange(lanes), {}
+    who, sure, beyond = np.arange(lanes), {}, {}
     for step in range(150):
         if rng.random() < 0.1:
             fresh = rng.permutation(lanes)[:2]
             seer.open(fresh)
             blind.open(fresh)
-            who, sure = np.flatnonzero(rng.random(lanes) < 0.8), {}
+            who, sure, beyond = np.flatnonzero(rng.random(lanes) < 0.8), {}, {}
             who = who if len(who) else np.arange(1)
         load = Load(len(who), 100.0)
         if rng.random() < 0.7:
             ahead = seer.foresee(who, load)
             assert ahead.sure > control.delay
+            assert 0 < ahead.chained <= ahead.sure
+            # once the steps that may be read together are over, more is known, while some still run
+            assert step + ahead.sure > beyond.get(step, 0)
+            if ahead.lasts:
+                beyond[step + ahead.chained] = step + ahead.sure
             assert same_shape(ahead.at(0), blind.ask(who, load))
             sure |= {step + more: ahead.at(more) for more in range(min(ahead.sure, 40))}
         asked, expected = seer.ask(who, load), blind.ask(who, load)
@@ -352,27 +371,3 @@ def test_a_length_lasts_as_long_as_it_was_said(every):
     changes = np.flatnonzero(np.diff([length for length, *_ in asked]))
     assert len(changes)
     assert all((change + 1) % every == 0 for change in changes)
-
-
-def test_a_batch_without_drafts_tries_them_more_and_more_rarely_and_learns_nothing_meanwhile():
-    flat = StepTime(Grid(((0.0, 8.0), (1.0,)), (0.0, 400.0)), Grid(((0.0,), (1.0,), (0.0,)), (100.0,)))
-    control = Goodput(after=1, lag=0, shortest=0, every=4, again=10, rarely=30, trial=5, scope="stream")
-    controller, who = Controller(control, Frame(4, 1, 4, 1, step_time=flat), 2), np.arange(2)
-    lengths, states = [], []
-    for _ in range(160):
-        length = controller.ask(who, Load(2, 1.0)).length
-        lengths.append(int(length[0]))
-        states.append(controller.facts(0))
-        controller.tell(who, Outcome(np.zeros_like(length), length, length))
-    plain = [step for step, length in enumerate(lengths) if not length]
-    runs = np.split(plain, np.flatnonzero(np.diff(plain) > 1) + 1)
-    assert len(runs) > 2
-    # ten, twenty and thirty, and what is left of the choices that they end in
-    assert [len(run) for run in runs[:-1]] == [12, 20, 32, 32, 32]
-    # five rounds of two requests
-    assert {after[0] - before[-1] - 1 for before, after in pairwise(runs)} == {3}
-    for step in plain[1:]:
-        if step - 1 in plain:
-            assert [states[step][name] for name in ("accepted", "tried")] == [
-                states[step - 1][name] for name in ("accepted", "tried")
-            ]

@@ -28,6 +28,18 @@ def document():
     return profile().to_dict()
 
 
+@pytest.mark.parametrize("axes", [AXES, AXES[:2]], ids=["draft by batch", "draft of any batch"])
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_a_profile_at_one_batch_says_the_same_for_all(axes, batch):
+    whole = profile(axes)
+    one = whole.for_batch(batch)
+    lengths, nodes, contexts = np.meshgrid([0, 1, 5, 11], [0, 3, 9], [0, 700, 1500], indexing="ij")
+    for others in (1, 2, 64):
+        assert one.draft(lengths, 2, others) == pytest.approx(whole.draft(lengths, 2, batch))
+        assert one.verify(nodes, others, contexts) == pytest.approx(whole.verify(nodes, batch, contexts))
+    assert StepTime.from_dict(one.to_dict()) == one
+
+
 def test_a_profile_of_any_batch_is_still_read_and_says_the_same_for_all():
     old = profile(AXES[:2])
     assert "batch" not in old.to_dict()["draft_us"]

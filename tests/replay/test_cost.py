@@ -158,6 +158,19 @@ def test_a_profile_is_read_back_and_nothing_else_is(tmp_path: Path, lengths: lis
         cost_of((), [*paths, place], None)
 
 
+@pytest.mark.parametrize(("lanes", "batch"), [(1, 1.0), (4, 4.0), (64, 6.0)])
+def test_a_profile_prices_rounds_at_the_batch_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lanes: int, batch: float
+) -> None:
+    """Six requests fill no more than six lanes."""
+    place, file = tmp_path / "profile.json", recording(tmp_path, 2, lanes=lanes)
+    place.write_text(json.dumps(machine().to_dict()))
+    assert cost_of((file,), [place], None).batch == batch
+    assert cost_of((file,), [place], 3.0).batch == 3.0
+    assert run(["replay", str(file.path), "--cost", str(place), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["cost"]["batch"] == batch
+
+
 def test_the_documented_profile_is_one() -> None:
     text = (Path(__file__).parents[2] / "schemas" / "README.md").read_text(encoding="utf-8")
     profile = StepTime.from_dict(json.loads(text.split("```json")[1].split("```")[0]))

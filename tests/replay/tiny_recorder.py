@@ -46,6 +46,7 @@ class Recorder:
     dense: bool = False
     largest: tuple[int, int] | None = None
     group_rows: int = ROWS_PER_GROUP
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(1)
@@ -108,7 +109,7 @@ class Recorder:
             "q_complete": True,
             "features": {"mode": "none"},
             "tie_tolerance": 1e-3,
-            "lanes": 1,
+            "lanes": self.lanes,
             "rng": {"scheme": "philox4x32-10", "version": 1},
             "engine": {"toolkit": "0"},
             "created_at": "2026-11-29T12:00:00Z",

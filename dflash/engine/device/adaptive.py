@@ -74,7 +74,8 @@ class AdaptiveEngine(DeviceEngine):
     """Decodes like `DeviceEngine`, in shapes that change from round to round.
 
     Rounds whose shape is decided already are queued in chains as far as it stays the same, and one by one
-    where it does not. Once shapes have been steady for a while, chains are queued beyond what is decided.
+    where it does not, or where the control is about to choose another. Of a control that does not say how
+    long a shape lasts, chains are queued beyond what is decided once shapes have been steady for a while.
 
     Attributes:
         ladder: what runs on the device.
@@ -152,7 +153,8 @@ class AdaptiveEngine(DeviceEngine):
         shapes = Shapes.of(who, ahead.at(unread), len(self._ends))
         rounds = self.ladder.rung(shapes.deepest).chained.plan.chain
         lasting = ahead.last(unread, rounds) and int(left.max()) >= rounds
-        chain = lasting and (unread + rounds <= ahead.sure or self._steady >= STEADY)
+        steady = self._steady >= STEADY and not ahead.lasts
+        chain = lasting and (unread + rounds <= ahead.chained or steady)
         if len(self._flights) > 1 if chain else unread >= ahead.sure:
             return False
         launched = self.ladder.launch(self._reach(who), shapes, chain)

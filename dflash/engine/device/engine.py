@@ -40,6 +40,7 @@ class DeviceEngine(PromptedEngine):
 
     def __init__(self, *parts: Any, rounds: Sequence[DeviceRound], **more: Any) -> None:
         super().__init__(*parts, **more)
+        self.control = self.control.at_all_lanes()
         self.groups = lane_groups(rounds)
         self.rounds = rounds[0]
         self.wasted_rounds = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ def main() -> None:
     # it ends when the decoding process has said all, or is no more: not before
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # what is there by now stays there: it need not be looked at each time garbage is collected
+    gc.freeze()
     memory, pieces, acknowledged, replies = map(int, sys.argv[1:])
     child = RecorderChild(RingReader(memory, pieces, acknowledged), replies)
     try:
@@ -107,7 +110,7 @@ class RecorderChild:
                     self.reply("taken", _bytes(recorder.take_kept(request)))
                 case "finish", status, lost:
                     published = recorder.finish(status, lost)
-                    self.reply("published", published, recorder.totals)
+                    self.reply("published", published, recorder.totals, recorder.seconds)
                     return
                 case ("leave",):
                     break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from dflash.draftfile.rows import Column, Ragged
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Packed = tuple[Bytes, NDArray[np.float32] | None]
+
+# bytes that stay near the processor
+BLOCK = 1 << 18
 
 
 def feature_columns(
@@ -64,8 +67,31 @@ def _tokens(starts: Ints, counts: Ints) -> Ints:
 
 
 def _taken(parts: Sequence[NDArray[Any]], tokens: Ints) -> NDArray[Any]:
-    """Some lines of all parts."""
-    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if len(tokens) == len(whole) and (tokens[1:] - tokens[:-1] == 1).all():
-        return whole
-    return whole.take(tokens, axis=0)
+    """Some lines of all parts, none of them twice."""
+    if len(parts) == 1 and len(tokens) == len(parts[0]) and (tokens[1:] - tokens[:-1] == 1).all():
+        return parts[0]
+    found = np.empty((len(tokens), *parts[0].shape[1:]), parts[0].dtype)
+    order = np.argsort(tokens)
+    wanted, start, begun = tokens[order], 0, 0
+    for block in _blocks(parts):
+        end = start + len(block)
+        stop = int(np.searchsorted(wanted, end))
+        if stop > begun:
+            whole = stop - begun == len(block)
+            found[order[begun:stop]] = block if whole else block[wanted[begun:stop] - start]
+        start, begun = end, stop
+    return found
+
+
+def _blocks(parts: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """The parts, small ones joined: all at once would take memory that the system has to give first."""
+    held: list[NDArray[Any]] = []
+    size = 0
+    for part in parts:
+        held.append(part)
+        size += part.nbytes
+        if size >= BLOCK:
+            yield held[0] if len(held) == 1 else np.concatenate(held)
+            held, size = [], 0
+    if held:
+        yield np.concatenate(held)

@@ -19,7 +19,7 @@ EPOCH, MICROSECOND = datetime.fromtimestamp(0, UTC), timedelta(microseconds=1)
 
 
 class Taken(NamedTuple):
-    """Rows of requests, those of each together and in order.
+    """Rows of requests, those of each together and in order; more of them may be in a later table.
 
     Attributes:
         owners: Number of each request.
@@ -82,16 +82,17 @@ class Pending:
         self.rows += len(owners)
         self.bytes += rows.size
 
-    def taken(self, owners: Collection[int]) -> Taken | None:
-        """All that was taken of these requests, which waits no more; None if nothing was.
+    def taken(self, owners: Collection[int]) -> list[Taken]:
+        """All that was taken of these requests, which waits no more; later rows of each are in later tables.
 
         Raises:
             DraftFileError: A row is none of the format.
         """
         sources = [self._of_parts(parts, owners) for parts in self._parts.values()]
-        sources = [source for source in (*sources, self._of_made(owners)) if len(source.owners)]
+        # a request begins with rows that came made
+        sources = [source for source in (self._of_made(owners), *sources) if len(source.owners)]
         self._forget()
-        return _by_owner(sources) if sources else None
+        return [_by_owner([source]) for source in sources] if _in_turn(sources) else [_by_owner(sources)]
 
     def _forget(self) -> None:
         """Let go of parts none of whose rows wait."""
@@ -132,6 +133,24 @@ class Pending:
         return found
 
 
+def _in_turn(sources: Sequence[_Rows]) -> bool:
+    """Whether each request's rows of a source came before those of the later ones, so that none is moved."""
+    newest: dict[int, int] = {}
+    for owners, arrivals in (source[1:] for source in sources):
+        starts = _starts(owners)
+        there, ends = owners[starts].tolist(), [*(starts[1:] - 1).tolist(), len(owners) - 1]
+        firsts, lasts = arrivals[starts].tolist(), arrivals[ends].tolist()
+        if any(newest.get(owner, -1) > first for owner, first in zip(there, firsts, strict=True)):
+            return False
+        newest.update(zip(there, lasts, strict=True))
+    return True
+
+
+def _starts(owners: Ints) -> Ints:
+    """Where another owner's rows begin."""
+    return np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]]))
+
+
 def _by_owner(sources: Sequence[_Rows]) -> Taken:
     """Each request's rows in the order in which they came."""
     owners = np.concatenate([source.owners for source in sources])
@@ -141,5 +160,5 @@ def _by_owner(sources: Sequence[_Rows]) -> Taken:
         # sorts are stable, and the rows of a source lie in order
         order = np.lexsort((arrivals, owners))
         owners, table = owners[order], table.take(pa.array(order))
-    starts = np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]]))
+    starts = _starts(owners)
     return Taken(table.combine_chunks(), owners[starts].tolist(), starts)

@@ -30,8 +30,12 @@ from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loa
 from dflash.engine.request import Request
 from dflash.errors import DflashError
 
-# so that memory which was used once is used again: the system takes long to give it
-KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+# so that memory which was used once is used again, by Arrow too: the system takes long to give it
+KEEPS_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 PROGRAM = "from dflash.engine.recorder.child import main; main()"
 
 
@@ -73,6 +77,7 @@ class ProcessRecorder:
         self._ring.handed_over()
         self._ring.make_ready()
         self.totals = Totals()
+        self.seconds: Mapping[str, float] = {}
         self._left: Path | None = None
         self._over = False
         self._error: Exception | None = None
@@ -147,7 +152,7 @@ class ProcessRecorder:
         """As `Recorder.finish`."""
         self._say("finish", run_status, lost)
         published: Published
-        _, published, self.totals = self._reply("published")
+        _, published, self.totals, self.seconds = self._reply("published")
         self._over = True
         return published
 

@@ -71,6 +71,7 @@ class Totals:
     Attributes:
         kept, kept_tokens: What of it came from an earlier recording.
         unasked: Kept requests that the prompts did not ask for.
+        changed: What requests asked otherwise than kept ones of their prompts, by the name of the setting.
     """
 
     requests: int = 0
@@ -81,6 +82,7 @@ class Totals:
     kept: int = 0
     kept_tokens: int = 0
     unasked: int = 0
+    changed: dict[str, str] = field(default_factory=dict)
 
     @property
     def tau(self) -> float | None:

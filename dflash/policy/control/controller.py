@@ -36,10 +36,18 @@ class Ahead(NamedTuple):
     Attributes:
         coming: by step; the last goes for all further ones, unless something changes.
         sure: steps for which that is decided already, if their load comes true.
+        chained: of these, how many may be read together. Where a choice lasts, its last steps are better
+            read one by one: the next choice is then known while some of them still run.
     """
 
     coming: list[Asked]
     sure: int
+    chained: int
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a choice stands for a known time, so that there is nothing to guess beyond `sure`."""
+        return self.chained < self.sure
 
     def at(self, step: int) -> Asked:
         """What it asks for after so many steps."""
@@ -107,8 +115,9 @@ class Controller:
         return self._ahead[1]
 
     def _look(self, who: I64, load: Load) -> Ahead:
-        if (steps := self.scheduler.held(self._scopes(who))) > self.control.delay:
-            return Ahead([self._ask(who, load)], steps)
+        delay = self.control.delay
+        if (steps := self.scheduler.held(self._scopes(who))) > delay:
+            return Ahead([self._ask(who, load)], steps, steps - delay)
         present = self.scheduler.state
         try:
             return self._decided(who, load) if self._foresees else self._simulated(who, load)
@@ -122,7 +131,7 @@ class Controller:
         for state in self._states:
             self.scheduler.state = state
             coming.append(self._ask(who, load))
-        return Ahead([coming[0]] * unheard + coming, delay + 1)
+        return Ahead([coming[0]] * unheard + coming, delay + 1, delay + 1)
 
     def _simulated(self, who: I64, load: Load) -> Ahead:
         """Go on without further outcomes."""
@@ -134,7 +143,8 @@ class Controller:
             known = len(self._late) + step - delay
             if 0 <= known < len(self._late):
                 self._learn(self._late[known])
-        return Ahead(coming, delay + 1 + self.scheduler.held(scopes))
+        sure = delay + 1 + (held := self.scheduler.held(scopes))
+        return Ahead(coming, sure, sure - min(held, delay))
 
     def tell(self, who: I64, outcome: Outcome) -> None:
         """Take in one step's rounds, at most one a request."""

@@ -32,19 +32,22 @@ class Goodput(Learning):
         gain: share of tokens a second that another length must promise beyond the present one.
         shortest: the least length; rounds at 0 teach nothing.
         every: steps between two choices, so that many rounds may be queued in one shape.
-        again: steps at 0 after which drafts are tried, to learn; twice as many after each trial that does
-            not pay, up to `rarely`. 0 never tries.
-        trial: rounds, those of all requests, whose outcomes a trial waits for, within `every` steps.
+        trial: rounds, those of all requests, whose outcomes a trial waits for, within `every` steps. At 0
+            drafts are tried now and then, to learn.
+        loss: share of the time that trials may lose, by what is known of acceptance: this says after how
+            many steps at 0 the next one comes.
+        again: the fewest of these steps, `rarely` the most. `again` 0 never tries.
     """
 
     weight: float = field(default=0.1, metadata={"type": Number(0.0, 1.0, open_low=True)})
     prior: float = field(default=0.7, metadata={"type": Number(0.0, 1.0)})
     gain: float = field(default=0.03, metadata={"type": Number(0.0)})
     shortest: int = field(default=1, metadata={"type": Whole(0)})
-    every: int = field(default=16, metadata={"type": Whole(1)})
-    again: int = field(default=128, metadata={"type": Whole(0)})
-    rarely: int = field(default=1024, metadata={"type": Whole(1)})
+    every: int = field(default=8, metadata={"type": Whole(1)})
     trial: int = field(default=64, metadata={"type": Whole(1)})
+    loss: float = field(default=0.01, metadata={"type": Number(0.0, 1.0, open_low=True)})
+    again: int = field(default=32, metadata={"type": Whole(0)})
+    rarely: int = field(default=1024, metadata={"type": Whole(1)})
 
     name = "goodput"
     summary = "the length with the most expected tokens per predicted step time, one for the whole batch"
@@ -70,7 +73,7 @@ class _Scheduler(Scheduler):
 
     def fresh(self, size: int) -> State:
         """Return scopes that know nothing; see `Scheduler.fresh`."""
-        whole = {"held": 0, "idle": 0, "wait": self.control.again, "_requests": 0, "_ran": self.frame.length}
+        whole = {"held": 0, "idle": 0, "wait": self.control.again, "_trial": 1, "_ran": self.frame.length}
         counts = {name: np.full(size, value, dtype=np.int64) for name, value in whole.items()}
         return {**super().fresh(size), "accepted": np.zeros(size), "tried": np.zeros(size), **counts}
 
@@ -81,9 +84,12 @@ class _Scheduler(Scheduler):
             state["length"][who] = state["length"][oldest]
         else:
             known = state["known"][who] >= self.control.after
-            rate = np.where(known, self._rates(who), self.control.prior)
-            state["length"][who] = self._best(rate, load, self._present(who), drafts=self._idled(who))
-            state["_requests"][who] = load.requests
+            worth = self._worth(np.where(known, self._rates(who), self.control.prior), load)
+            length = self._best(worth, self._present(who), drafts=self._idled(who))
+            state["_trial"][who] = self._trial(load)
+            if not length:
+                state["wait"][who] = self._wait(worth, load)
+            state["length"][who] = length
         return super().ask(who, load)
 
     def passed(self, who: I64) -> None:
@@ -95,15 +101,23 @@ class _Scheduler(Scheduler):
         state["_ran"][who] = state["length"][who]
 
     def _chosen(self, who: I64, *, drafts: bool) -> int:
-        """Steps that a choice lasts which was just made; a trial makes the next one wait longer."""
-        control, wait = self.control, self.state["wait"]
-        if self._idled(who):
-            wait[who] = max(control.again, min(2 * wait[who].max(), control.rarely))
-            rounds = -(-control.trial // max(1, int(self.state["_requests"][who].max())))
-            return min(control.every, rounds + control.delay)
-        if drafts:
-            wait[who] = control.again
-        return control.every
+        """Steps that a choice lasts which was just made."""
+        tries = drafts and self._idled(who)
+        return int(self.state["_trial"][who].max()) if tries else self.control.every
+
+    def _trial(self, load: Load) -> int:
+        """Steps of a trial, as many for some requests more or fewer."""
+        lanes = 1 << (load.requests - 1).bit_length()
+        return min(self.control.every, -(-self.control.trial // lanes) + self.control.delay)
+
+    def _wait(self, worth: F64, load: Load) -> int:
+        """Steps at 0 until a trial of the best draft loses no more than its share of their time."""
+        if not self.control.again or len(worth) == 1:
+            return self.control.again
+        us, best = self._us(load), 1 + int(np.argmax(worth[1:]))
+        lost = self._trial(load) * us[best] * (1.0 - worth[best] / worth[0])
+        steps = lost / (self.control.loss * max(float(us[0]), _SHORTEST_US))
+        return int(min(max(self.control.again, steps), max(self.control.again, self.control.rarely)))
 
     def held(self, who: I64) -> int:
         """Steps until the next choice; see `Scheduler.held`."""
@@ -138,13 +152,17 @@ class _Scheduler(Scheduler):
         rate: F64 = (accepted + weight * self.control.prior) / (tried + weight)
         return rate
 
-    def _best(self, rate: F64, load: Load, present: int, *, drafts: bool) -> int:
+    def _worth(self, rate: F64, load: Load) -> F64:
+        """Tokens a microsecond by length."""
+        tokens = np.cumsum(rate[:, None] ** np.arange(self.frame.longest + 1), axis=1).sum(axis=0)
+        worth: F64 = tokens[self.lengths] / np.maximum(self._us(load), _SHORTEST_US)
+        return worth
+
+    def _best(self, worth: F64, present: int, *, drafts: bool) -> int:
         """The length with the most tokens a second, or the `present` one if that comes close to it.
 
         Where there is another, `drafts` leaves 0 out.
         """
-        tokens = np.cumsum(rate[:, None] ** np.arange(self.frame.longest + 1), axis=1).sum(axis=0)
-        worth = tokens[self.lengths] / np.maximum(self._us(load), _SHORTEST_US)
         skipped = int(drafts and self.lengths[0] == 0 and len(self.lengths) > 1)
         best = skipped + int(np.argmax(worth[skipped:]))
         place = present - int(self.lengths[0])
