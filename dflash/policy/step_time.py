@@ -100,7 +100,9 @@ class StepTime:
 
         Beyond the grid a stretch that falls goes on no further than to the profile's least time.
         """
-        return np.maximum(self.verify_us.at(nodes, batch, context), self._least_us)
+        us = self.verify_us.at(nodes, batch, context)
+        # no round has an empty context, though one may be asked about
+        return np.where(np.asarray(context) < _SMALLEST[2], us, np.maximum(us, self._least_us))
 
     def for_batch(self, batch: int) -> StepTime:
         """Return the profile of an engine whose rounds take as long for any requests as for so many."""
