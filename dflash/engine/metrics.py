@@ -31,7 +31,7 @@ class MetricsUnwritable(DflashError):
     """The file of metrics cannot be written where it was asked for."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"Expected a place to write --metrics to, but {path}: {reason}.")
+        super().__init__(f"--metrics cannot be written to {path}: {reason}.")
 
 
 def check_place(path: Path) -> None:

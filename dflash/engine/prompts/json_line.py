@@ -53,7 +53,8 @@ def _from_text(value: Any, key: str, place: str) -> _Parts:
 
 def _from_turns(value: Any, key: str, place: str) -> _Parts:
     if not isinstance(value, list) or not value or not all(isinstance(turn, str) for turn in value):
-        raise UnknownShape(place, f"expected {key!r} to be a list of strings, found {_kind_of(value)}.")
+        found = "an empty one" if value == [] else _kind_of(value)
+        raise UnknownShape(place, f"expected {key!r} to be a list of strings, found {found}.")
     return (), tuple(spoken(turn, place) for turn in value)
 
 
