@@ -16,10 +16,14 @@ def main() -> NoReturn:
 
 
 def _fill_closed_streams() -> None:
-    """Stand in for stdout and stderr where they are closed, before a file takes their numbers."""
+    """Stand in for stdout and stderr where they are closed, before a file takes their numbers, here or in
+    the recorder's process.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "w", encoding="utf-8", errors="replace"))
 
 
 if __name__ == "__main__":

@@ -303,7 +303,7 @@ class Comparison:
     Attributes:
         results: of all sides at one number of lanes after the other.
         interrupted: whether Ctrl-C left some out, or repeats of some.
-        step_times: by lanes, what controls were told, if any was.
+        step_times: by lanes, as they were given or taken.
     """
 
     results: list[SideResult] = field(default_factory=list)
@@ -316,19 +316,27 @@ def measure(
     given: DecodeSettings,
     lanes: Sequence[int],
     say: Callable[[str], None] = lambda text: None,
+    step_time_of: Callable[[int], StepTime | None] = lambda lanes: None,
 ) -> Comparison:
     """Decode every side at every number of lanes, sides in turn so that drift hits all alike.
 
     The first run of each, which compiles kernels and captures graphs, is not counted. Ctrl-C ends it with
     what was measured by then, of every number of lanes at which all sides have run.
+
+    Args:
+        step_time_of: takes step times at a number of lanes, where a control needs some and none are given.
     """
     found = Comparison()
+    timed = any(parse_policy(policy).control.timed for policy in given.policies)
     for count in lanes:
-        if given.step_time is not None:
-            found.step_times[count] = given.step_time
         runs: dict[Side, list[Run]] = {side: [] for side in sides_of(given, count)}
         try:
-            _run_in_turn(subject, given, count, runs, say)
+            own = given
+            if timed and given.step_time is None:
+                own = replace(given, step_time=step_time_of(count))
+            if own.step_time is not None:
+                found.step_times[count] = own.step_time
+            _run_in_turn(subject, own, count, runs, say)
         except KeyboardInterrupt:
             found.interrupted = True
         if all(runs.values()):

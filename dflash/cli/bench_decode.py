@@ -13,6 +13,7 @@ from rich.table import Table
 from dflash.cli.bench_step import SHAPES
 from dflash.cli.options import FiniteFloat, feature_dtype_option, json_option, target_option
 from dflash.cli.output import emit, talk
+from dflash.errors import UsageError
 
 
 @click.command()
@@ -61,7 +62,7 @@ from dflash.cli.output import emit, talk
 )
 @click.option(
     "--groups", is_flag=True,
-    help="Policies without control in two groups of lanes, too, one drafting while the other is verified.",
+    help="Policies without control in two groups of lanes, too, whose rounds run at the same time.",
 )  # fmt: skip
 @click.option(
     "--policy", "policies", multiple=True, default=("match",), show_default=True, metavar="POLICY",
@@ -91,12 +92,15 @@ def decode(as_json: bool, **options: Any) -> None:
     subject, given = _asked(options)
     measured = _measured(subject, given, options["lanes"])
     first, others, count = None, [], options["peers"]
-    if not measured.interrupted:
-        talk("first tokens")
-        first = first_token(subject, given)
-    if count and not measured.interrupted:
-        prompts = peer_prompts(subject, given, count)
-        others = measure_peers(subject.target, prompts, given.length, talk)
+    try:
+        if not measured.interrupted:
+            talk("first tokens")
+            first = first_token(subject, given)
+        if count and not measured.interrupted:
+            prompts = peer_prompts(subject, given, count)
+            others = measure_peers(subject.target, prompts, given.length, talk)
+    except KeyboardInterrupt:
+        measured.interrupted = True
     if not measured.results:
         raise KeyboardInterrupt
     found = document(subject, given, measured, first, others)
@@ -108,25 +112,10 @@ def decode(as_json: bool, **options: Any) -> None:
 
 def _measured(subject: Any, given: Any, lanes: Sequence[int]) -> Any:
     """All sides at some numbers of lanes, with step times of just each where a control needs some."""
-    from dataclasses import replace
-
-    from dflash.bench.decode import Comparison, measure
+    from dflash.bench.decode import measure
     from dflash.bench.round_profile import profile_rounds
-    from dflash.policy.registry import parse_policy
 
-    timed = any(parse_policy(policy).control.timed for policy in given.policies)
-    found = Comparison()
-    for count in lanes:
-        own = given
-        if timed and given.step_time is None:
-            own = replace(given, step_time=profile_rounds(subject, given, [count], talk))
-        part = measure(subject, own, [count], talk)
-        found.results += part.results
-        found.step_times |= part.step_times
-        if part.interrupted:
-            found.interrupted = True
-            break
-    return found
+    return measure(subject, given, lanes, talk, lambda count: profile_rounds(subject, given, [count], talk))
 
 
 def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -139,6 +128,8 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, Any]:
     from dflash.replay.cost import load_cost
 
     files, cost = options["prompt_files"], options["cost"]
+    if options["feature_dtype"] is not None and "all" not in options["features"]:
+        raise UsageError("Expected --features all with --feature-dtype.")
     dtype: Any = options["feature_dtype"] or "bf16"
     kept = [Kept(FeatureMode(features), dtype) for features in dict.fromkeys(options["features"])]
     if options["dense"]:

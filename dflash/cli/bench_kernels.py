@@ -9,7 +9,7 @@ import click
 
 from dflash.cli.options import json_option, output_option
 from dflash.cli.output import emit, talk
-from dflash.cli.outputs import write_output
+from dflash.cli.outputs import check_outputs, write_output
 
 
 @click.command()
@@ -47,10 +47,11 @@ def kernels(
     from dflash.bench.kernel_table import as_markdown, as_text
     from dflash.bench.kernels import document, measure
 
+    check_outputs([output], (), overwrite=True)
     results = document(measure(gate=gate, compiled=compiled, seconds=seconds, only=only, progress=talk))
-    if output is not None:
-        write_output(output, json.dumps(results, indent=1) + "\n", overwrite=True)
     lines = as_markdown(results) if markdown else as_text(results)
     emit(
         results, as_json, lambda console: console.print(lines, soft_wrap=True, highlight=False, markup=False)
     )
+    if output is not None:
+        write_output(output, json.dumps(results, indent=1) + "\n", overwrite=True)

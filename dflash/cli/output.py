@@ -113,6 +113,11 @@ def jsonable(value: Any) -> Any:
     return value
 
 
+def document_text(document: Mapping[str, Any]) -> str:
+    """A document as one JSON text and a line's end."""
+    return json.dumps(jsonable(document), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+
+
 def emit(document: Mapping[str, Any], as_json: bool, render: Callable[[Console], None]) -> None:
     """Print a command's result on stdout.
 
@@ -122,8 +127,7 @@ def emit(document: Mapping[str, Any], as_json: bool, render: Callable[[Console],
         render: Prints the same facts for a person.
     """
     if as_json:
-        text = json.dumps(jsonable(document), ensure_ascii=False, allow_nan=False, indent=2)
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(document_text(document))
     else:
         render(data_console())
     sys.stdout.flush()

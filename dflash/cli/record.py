@@ -75,7 +75,7 @@ _LIMIT = 2**31 - 1
     type=click.Choice(["none", "groups", "auto"]),
     default="none",
     show_default=True,
-    help="groups: one half of the lanes drafts while the other is verified, for rounds on the device; auto: "
+    help="groups: rounds of two halves of the lanes run at the same time, with --target-impl native; auto: "
     "where a --cost profile says that this can cost 3 % at most.",
 )
 @click.option(

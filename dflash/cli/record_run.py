@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dflash.cli.outcome import Exit
-from dflash.cli.output import Level, detail, emit, level, talk, warn
-from dflash.cli.record_answers import chosen, tellers
+from dflash.cli.output import Level, detail, document_text, level, talk, warn
+from dflash.cli.record_answers import Printer, chosen, tellers
 from dflash.cli.record_options import load, record_settings
 from dflash.cli.record_prompts import PromptSource
 from dflash.draftfile.run import refuse_as_output
@@ -90,7 +90,7 @@ def run(prompts: Sequence[str], prompt_file: str | None, as_json: bool, options:
             told.request,
             watch_pace=level() >= Level.NORMAL,
         )
-    code = _close(recording, as_json, total, interrupts.number)
+    code = _close(recording, total, interrupts.number, told.printer if as_json else None)
     if code == Exit.DONE and told.printer.failed is not None:
         code = Exit.LOST
     if (remark := session.drafter.remark()) is not None:
@@ -221,8 +221,17 @@ def _idle() -> bool:
         return False
 
 
-def _close(recording: Recording, as_json: bool, total: int | None, number: int | None) -> int:
-    """Say what came of it; returns the exit code, which tells what signal ended it, if one did."""
+def _close(recording: Recording, total: int | None, number: int | None, printer: Printer | None) -> int:
+    """Say what came of it.
+
+    Args:
+        total: requests that were asked for, if that is known.
+        number: of the signal that ended it, if one did.
+        printer: of the document, if one is wanted.
+
+    Returns:
+        The exit code.
+    """
     if recording.unwritten is not None:
         warn(f"the last metrics could not be written: {recording.unwritten}")
     for error in recording.lost:
@@ -230,10 +239,10 @@ def _close(recording: Recording, as_json: bool, total: int | None, number: int |
     document = summary(recording)
     if recording.interrupted:
         talk(_cut_short(document, total))
-    if as_json:
+    if printer is not None:
         if waited := _waited(document):
             talk(waited)
-        emit(document, True, lambda console: None)
+        printer(document_text(document))
     else:
         _say(document)
     if recording.interrupted:

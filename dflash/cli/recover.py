@@ -40,7 +40,7 @@ def recover(journal: Path, output: Path | None, overwrite: bool, as_json: bool) 
         "requests": found.requests,
         "closed": found.closed,
         "interrupted": list(found.interrupted),
-        "undense": list(found.undense),
+        "dense_left_out": list(found.dense_left_out),
         "dropped": found.dropped,
         "torn_bytes": found.torn_bytes,
         "lost": found.lost,
@@ -58,8 +58,8 @@ def render(found: Recovered, console: Console) -> None:
     interrupted = counted(len(found.interrupted), "interrupted request")
     kept = f"{found.closed} finished and {interrupted}, {counted(found.rows, 'row')}"
     console.print(f"{found.path}: {kept}, digest {found.content_digest[:12]}", soft_wrap=True)
-    if found.undense:
-        names = ", ".join(found.undense)
+    if found.dense_left_out:
+        names = ", ".join(found.dense_left_out)
         console.print(f"left out the dense rows of {names}: they were not all there yet", soft_wrap=True)
     for request, reason in found.dropped.items():
         console.print(f"left out {request}: {reason}", soft_wrap=True)

@@ -35,7 +35,7 @@ class Recovered(NamedTuple):
         rows, requests: In the file.
         closed: Requests that the recorder had finished.
         interrupted: Requests that it had not; their last round says `interrupted`.
-        undense: Those of them that had some of their dense rows, which were left out: a walk needs all.
+        dense_left_out: Those of them that had some of their dense rows, and have none now: a walk needs all.
         dropped: Requests whose rows were damaged and left out, with the reason.
         torn_bytes: Bytes at the end of the journal that hold no whole round.
         journal: The journal, if it was kept; None if it was removed.
@@ -47,7 +47,7 @@ class Recovered(NamedTuple):
     requests: int
     closed: int
     interrupted: tuple[str, ...]
-    undense: tuple[str, ...]
+    dense_left_out: tuple[str, ...]
     dropped: dict[str, str]
     torn_bytes: int
     already_complete: bool
@@ -141,7 +141,7 @@ def _complete(reader: JournalReader, own: Path) -> Recovered | None:
 
 
 def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
-    closed, interrupted, undense, dropped = 0, list[str](), list[str](), dict[str, str]()
+    closed, interrupted, dense_left_out, dropped = 0, list[str](), list[str](), dict[str, str]()
     limits, seen = Limits.of(reader.header), set[str]()
     with DraftFileWriter(
         target,
@@ -158,15 +158,15 @@ def _write(reader: JournalReader, target: Path, overwrite: bool) -> Recovered:
             seen.add(entry.request_id)
             # a round that was journaled before its request was interrupted does not say so yet
             table = mark_interrupted(entry.table)
-            if not entry.closed and has_some_dense(table):
+            if not entry.closed and lacks_dense_rows(table):
                 table = table.filter(pc.not_equal(table["kind"], Kind.DENSE))
-                undense.append(entry.request_id)
+                dense_left_out.append(entry.request_id)
             writer.write_request(table)
             closed += entry.closed
             interrupted += [] if entry.closed else [entry.request_id]
         lost = {"torn_bytes": reader.torn_bytes, "dropped": dropped} if reader.torn_bytes or dropped else None
         done = writer.finish("recovered", lost)
-    cut = tuple(interrupted), tuple(undense)
+    cut = tuple(interrupted), tuple(dense_left_out)
     counts = (done.rows, done.requests, closed, *cut, dropped, reader.torn_bytes)
     return Recovered(done.path, done.content_digest, *counts, False)
 
@@ -182,7 +182,7 @@ def _damage(entry: Entry, limits: Limits, seen: set[str]) -> str | None:
     return None
 
 
-def has_some_dense(table: pa.Table) -> bool:
+def lacks_dense_rows(table: pa.Table) -> bool:
     """Whether a request has dense rows, but not one for each committed token but the last."""
     count = pc.sum(pc.equal(table["kind"], Kind.DENSE)).as_py()
     return bool(count) and count != pc.sum(table["emitted"]).as_py() - 1

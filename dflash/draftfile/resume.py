@@ -24,7 +24,7 @@ from dflash.draftfile.view import Limits
 from dflash.errors import DflashError
 
 VERSIONS_AND_TIME = {"created_at", "host", "git.commit", "git.dirty"} | {
-    f"engine.{name}" for name in ("toolkit", "torch", "triton", "transformers", "driver")
+    f"engine.{name}" for name in ("toolkit", "torch", "triton", "transformers", "driver", "rounds", "overlap")
 }
 # how many requests ran side by side is no part of what they are
 ROOM = {"lanes", "memory"}

@@ -43,6 +43,7 @@ class RunSettings:
     keep_host: bool = True
     dense: bool = False
     shard: tuple[int, int] | None = None
+    step_time: StepTime | None = None
     target_impl: TargetImpl = "generic"
     numerics: Mode = "fast"
 
@@ -72,7 +73,7 @@ def build_header(target: Target, drafter: Drafter, run: RunSettings) -> dict[str
         "lanes": run.lanes,
         "shard": {"index": run.shard[0], "count": run.shard[1]} if run.shard else None,
         "rng": {"scheme": "philox4x32-10", "version": 1},
-        "engine": {**engine_facts(target), **_native(run)},
+        "engine": {**engine_facts(target), **_native(run), **_profile(run)},
         "git": git_facts(),
         "created_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "host": platform.node() if run.keep_host else None,
@@ -115,9 +116,8 @@ def _native(run: RunSettings) -> Mapping[str, Any]:
     return {} if run.target_impl != "native" else {"attention": "native", "numerics": run.numerics}
 
 
-def profile_facts(step_time: StepTime | None) -> Mapping[str, Any]:
-    """What a header's `engine` says of the step times that a control reads."""
-    return {} if step_time is None else {"step_time_profile": step_time.to_dict()}
+def _profile(run: RunSettings) -> Mapping[str, Any]:
+    return {} if run.step_time is None else {"step_time_profile": run.step_time.to_dict()}
 
 
 def engine_facts(target: Target) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from dflash.engine.dense.choice import choose_dense
 from dflash.engine.device.choice import choose_engine
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.features import FeatureMode, Features, Fingerprint, default_taps
-from dflash.engine.header import RunSettings, build_header, profile_facts
+from dflash.engine.header import RunSettings, build_header
 from dflash.engine.implementation import settle_drafter, settle_target
 from dflash.engine.judge import Judge
 from dflash.engine.lane import Lane
@@ -68,7 +68,7 @@ class Session:
         context: Tokens that trunks are expected to come to.
         part: Which file of which run, where shards agreed on that.
         generic_remark: Why the target is not computed natively where it might have been.
-        rounds_remark: Why rounds go through the host where they were to run on the device.
+        rounds_remark: Why rounds do not run on the device, or not in groups, where that was asked for.
     """
 
     def __init__(self, target: Target, settings: RecordSettings) -> None:
@@ -352,8 +352,8 @@ class Session:
         largest = self._largest
         control = LaneControl(settings.policy, largest, settings.lanes, settings.step_time)
         parts = (self.target, self.trunk, self.drafter, control, context, judge, features, None)
-        engine, self.rounds_remark = choose_engine(parts, settings)
-        self.header["engine"] |= profile_facts(engine.control.step_time)
+        engine, self.rounds_remark, facts = choose_engine(parts, settings)
+        self.header["engine"] |= facts
         if settings.dense:
             engine.dense = choose_dense(engine, settings, largest)
         return engine
@@ -389,6 +389,7 @@ class Session:
             feature_dtype=settings.feature_dtype,
             keep_host=settings.keep_host,
             dense=settings.dense,
+            step_time=settings.step_time,
             target_impl=settings.target_impl,
             numerics=settings.numerics,
             shard=settings.shard,

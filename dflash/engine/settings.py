@@ -130,14 +130,12 @@ class RecordSettings:
         """Refuse groups of lanes where there is nothing to overlap."""
         if self.overlap != "groups":
             return
-        control = self.policy.control
         if self.lanes < 2:
             raise UsageError(f"Expected --lanes 2 or more with --overlap groups, found {self.lanes}.")
-        if control.adaptive:
-            raise UsageError(
-                f"Expected a policy without control with --overlap groups, found {control.name}, which "
-                "follows rounds of all lanes."
-            )
+        if self.live_shape.length == 0:
+            raise UsageError("Expected drafts with --overlap groups: plain rounds have nothing to overlap.")
+        if self.policy.control.adaptive:
+            raise UsageError(f"--overlap groups cannot be: {control_takes_all(self.policy)}.")
         if self.rounds == "host":
             raise UsageError("Expected rounds on the device with --overlap groups, found --rounds host.")
 
@@ -204,6 +202,11 @@ class RecordSettings:
         if temperature is None:
             temperature = self.defaults.sampling.temperature
         return DraftSampling(temperature, self.draft_top_k, self.draft_top_p)
+
+
+def control_takes_all(policy: Policy) -> str:
+    """Why lanes of an adaptive policy decode together."""
+    return f"the control {policy.control.name} follows rounds of all lanes"
 
 
 def kind_of(

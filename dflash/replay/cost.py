@@ -32,6 +32,7 @@ _AUTOREGRESSIVE = {"model"}
 _ROUND, _POSITION, _FURTHER = "round", "position", "position of each further branch"
 _REQUEST = "request of a round that drafts"
 _ROUNDING = 1e-6
+_BESIDE = "rounds take what they took beside those of another group of lanes, by which some were recorded"
 _GROUPS = 6
 _POINTS = 5
 
@@ -165,6 +166,8 @@ def fit_cost(files: Sequence[DraftFile], batch: float | None = None) -> CostMode
     draft_us, draft, said = _draft(steps, bool(families & _AUTOREGRESSIVE))
     verify_us, verify, more = _verify(steps)
     usual = float(np.median(steps.batch)) if batch is None else batch
+    beside = any(file.header.engine.get("overlap") == "groups" for file in files)
+    more += [_BESIDE] if beside else []
     assumptions = (*said, *more, *_beyond(steps, usual))
     return CostModel(
         StepTime(draft_us, verify_us), "fitted", usual, (draft, verify), assumptions, steps.untimed

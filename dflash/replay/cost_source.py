@@ -36,5 +36,5 @@ def cost_of(files: Sequence[DraftFile], places: Sequence[Path], batch: float | N
 
 
 def _at_once(files: Sequence[DraftFile]) -> float:
-    """Requests that a run decodes at once: its lanes, unless it has fewer."""
-    return float(max(1, min(files[0].header.lanes, sum(file.requests for file in files))))
+    """Requests that a part of a run decodes at once at most: its lanes, unless it has fewer."""
+    return float(max(1, *(min(file.header.lanes, file.requests) for file in files)))

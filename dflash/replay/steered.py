@@ -124,13 +124,18 @@ def largest_shape(file: DraftFile) -> Shape:
 
 
 def step_time_of(file: DraftFile) -> StepTime | None:
-    """Return the profile that the recording was given.
+    """Return the profile that the recording was given, as its control read it.
+
+    A round on the device takes as long however many lanes have requests.
 
     Raises:
         BadStepTime: it cannot be read.
     """
     profile = file.header.engine.get("step_time_profile")
-    return None if profile is None else StepTime.from_dict(profile)
+    if profile is None:
+        return None
+    found = StepTime.from_dict(profile)
+    return found.for_batch(file.header.lanes) if file.header.engine.get("rounds") == "device" else found
 
 
 def recorded_asked(batch: Batch) -> Asked:

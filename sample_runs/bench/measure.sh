@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures on this GPU what the README says of it, and leaves raw documents in a folder. Each part ends by
-# itself or is ended by Ctrl-C after its seconds, and then leaves what it has measured by then.
+# Measures on this GPU most of what the page beside this says of one, and leaves raw documents in a folder. A
+# part ends by itself or is ended by Ctrl-C after its seconds; those of decoding leave what they have by then.
 #
 #   measure.sh OUT PROMPTS.jsonl [CODE.jsonl TRANSLATION.jsonl]
 #
@@ -40,7 +40,9 @@ part decode8 300 "${decode[@]}" --lanes 8 --policy match --policy "$goodput" \
   --features fingerprint --features all --feature-dtype int8 --dense --groups
 part decode64 300 "${decode[@]}" --lanes 64 --policy match --policy "$goodput" \
   --features fingerprint --features all --feature-dtype int8 --groups
-if [[ -n "$code" ]]; then
+if [[ " $parts " == *" mixed "* && -z "$translation" ]]; then
+  echo "== mixed: left out, it needs CODE.jsonl and TRANSLATION.jsonl" >&2
+else
   part mixed 300 decode --prompts "$code" --prompts "$translation" --max-new-tokens 128 --repeats 3 --lanes 8 \
     --no-recorded "${static[@]}" --policy "$goodput"
 fi

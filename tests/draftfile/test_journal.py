@@ -168,7 +168,7 @@ def test_a_request_that_was_cut_off_has_all_its_dense_rows_or_none(
     tokens = sum(emitted or 0 for emitted in table["emitted"].to_pylist())
     assert tokens == 7
     partial = not closed and dense not in (0, tokens - 1)
-    assert found.undense == (("request-0",) if partial else ())
+    assert found.dense_left_out == (("request-0",) if partial else ())
     (kept,) = open_draft_file(tmp_path / "run.parquet").tables()
     assert kept["kind"].to_pylist().count(1) == (0 if partial else dense)
     assert len(kept) == len(table) - (dense if partial else 0)

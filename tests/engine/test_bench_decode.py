@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import device_runs
 import draft_runs
@@ -20,11 +22,16 @@ from dflash.bench.decode_models import RandomSubject, Subject, random_target
 from dflash.bench.decode_peers import measure_peers
 from dflash.bench.round_profile import ASSUMPTIONS, lanes_of, profile_rounds, settings_of
 from dflash.bench.step_shapes import MODELS
+from dflash.cli.main import run as run_command
 from dflash.engine.features import FeatureMode
 from dflash.engine.prompts.files import text_prompt
+from dflash.policy.step_time import Grid, StepTime
 from dflash.replay.cost import CostModel
 from dflash.target.load import load_target
 from dflash.target.native_layers import Way
+
+TIMED = "match:control=goodput,control.shortest=0,control.scope=stream"
+LEVEL = StepTime(Grid(((0.0,), (1.0,)), (9.0,)), Grid(((0.0,), (1.0,), (1.0,)), (90.0,)))
 
 
 def small_subject(monkeypatch: pytest.MonkeyPatch) -> RandomSubject:
@@ -90,11 +97,43 @@ def test_an_interruption_leaves_what_was_measured(
     jsonschema.validate(json.loads(json.dumps(found)), schema)
 
 
+@pytest.mark.parametrize("stage", ["profile_rounds", "first_token", "measure_peers", None])
+def test_the_command_prints_what_was_measured_before_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stage: str | None
+) -> None:
+    """Wherever it comes after the first number of lanes: all sides of that are there."""
+    subject, taken = small_subject(monkeypatch), []
+    given = DecodeSettings(3, prompt_tokens=9, new_tokens=5, repeats=1, kept=(), policies=(TIMED,))
+    modules = {"profile_rounds": "round_profile", "first_token": "decode", "measure_peers": "decode_peers"}
+
+    def called(name: str, answer: Any) -> Any:
+        taken.append(name)
+        if name == stage and (name != "profile_rounds" or taken.count(name) == 2):
+            raise KeyboardInterrupt
+        return answer
+
+    answers = {"profile_rounds": LEVEL, "first_token": FirstToken(2.0, 1.0), "measure_peers": []}
+    for name, answer in answers.items():
+        instead = partial(lambda name, answer, *words: called(name, answer), name, answer)
+        monkeypatch.setattr(f"dflash.bench.{modules[name]}.{name}", instead)
+    monkeypatch.setattr("dflash.bench.decode.peer_prompts", lambda *words: [])
+    monkeypatch.setattr("dflash.cli.bench_decode._asked", lambda options: (subject, given))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    words = ["bench", "decode", "--lanes", "1", "--lanes", "2", "--peers", "1", "--json", "-q"]
+    assert run_command(words) == (0 if stage is None else 130)
+    found = json.loads(capsys.readouterr().out)
+    lanes = [1, 1] if stage == "profile_rounds" else [1, 1, 2, 2]
+    assert [row["lanes"] for row in found["rows"]] == lanes
+    assert found["interrupted"] == (stage is not None)
+    assert list(found["step_time"]) == ["1"] if stage == "profile_rounds" else ["1", "2"]
+    assert (found["first_token_ms"] is None) == (stage in ("profile_rounds", "first_token"))
+
+
 def test_policies_are_sides_of_one_run_and_controls_get_step_times(
     monkeypatch: pytest.MonkeyPatch, root: Path
 ) -> None:
     subject = small_subject(monkeypatch)
-    policies = ("match", "match:length=1", "match:control=goodput,control.shortest=0,control.scope=stream")
+    policies = ("match", "match:length=1", TIMED)
     given = DecodeSettings(3, prompt_tokens=9, new_tokens=8, repeats=2, kept=(), policies=policies)
     monkeypatch.setattr("dflash.bench.round_profile.TOKENS", 6)
     profile = profile_rounds(subject, given, [1, 2])

@@ -131,8 +131,8 @@ def test_caches_grow_under_both_groups(target: Any, drafters: dict[str, str], tm
 REFUSED = {
     "--lanes 2 or more": {"lanes": 1},
     "nothing to overlap": {"drafter": "none", "length": 0, "branches": 1, "draft_impl": "generic"},
-    "drafts with --overlap groups": {"drafter": "none", "draft_impl": "generic"},
-    "found window": {"policy": "match:control=window"},
+    "cannot be: plain rounds": {"drafter": "none", "draft_impl": "generic"},
+    "the control window": {"policy": "match:control=window"},
     "found --rounds host": {"rounds": "host"},
     "does not run on the native kernels": {"drafter": "ngram", "draft_impl": "generic"},
 }
@@ -165,6 +165,9 @@ def test_auto_takes_groups_where_rounds_take_as_long_as_they_have_lanes(
     for given, expected in (({"lanes": 4} | timed, groups), ({"lanes": 4}, 1), ({"lanes": 1} | timed, 1)):
         run = draft_runs.session(target, tmp_path / "run.parquet", **NATIVE | shared | given)
         assert len(run.engine.groups) == expected
+        assert run.header["engine"].get("overlap") == (None if expected == 1 else "groups")
+        assert run.header["engine"]["rounds"] == "device"
+        assert (run.rounds_remark is None) == (expected == 2)
 
 
 @some(st.integers(2, 64), st.floats(1, 1e4), st.floats(1, 1e4), st.floats(1, 1e4), st.floats(1, 1e4))

@@ -269,9 +269,9 @@ def test_a_prompt_that_outgrows_the_window_in_a_later_turn_loses_only_that_turn(
     assert [row["request_id"] for row in rows] == ["0/0", "1"]
 
 
-@pytest.mark.parametrize("form", [[], ["--lanes", "2"], ["--json-lines"]])
+@pytest.mark.parametrize("form", [[], ["--lanes", "2"], ["--json-lines"], ["--json"]])
 def test_a_recording_goes_on_where_stdout_takes_no_answers(tiny_folder, in_folder, form):
-    """As it is written, whole, or by the line: data was lost, but none of the recording."""
+    """As they are written, whole, by the line, or at the end: data was lost, but none of the recording."""
     words = ["--target", str(tiny_folder), "--drafter", "none", "--max-new-tokens", "9", "one", "two", *form]
     command = [sys.executable, "-m", "dflash", "record", *words, "-o", "run.parquet"]
     with (Path("/dev") / "full").open("w") as full:

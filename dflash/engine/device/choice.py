@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dflash.drafters.base import DraftShape
@@ -15,16 +16,20 @@ from dflash.engine.device.ladder import RoundLadder
 from dflash.engine.device.plan import RoundPlan, reasons_for_the_host, round_plan
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.loop import Engine
-from dflash.engine.settings import RecordSettings
+from dflash.engine.settings import RecordSettings, control_takes_all
 from dflash.errors import UsageError
 from dflash.target.native import NativeTrunk
 
 
 class Chosen(NamedTuple):
-    """An engine, and what its user should know about where its rounds run."""
+    """An engine, what its user should know about where its rounds run, and what a header says of that."""
 
     engine: Engine
     remark: str | None
+    facts: Mapping[str, str] = MappingProxyType({})
+
+
+ON_DEVICE = MappingProxyType({"rounds": "device"})
 
 
 def choose_engine(parts: Sequence[Any], settings: RecordSettings) -> Chosen:
@@ -53,23 +58,41 @@ def choose_engine(parts: Sequence[Any], settings: RecordSettings) -> Chosen:
     drafts = drafter if isinstance(drafter, BlockFamily) and plan.shape.length else None
     if policy.control.adaptive:
         ladder = RoundLadder(trunk, drafts, plan, sorted(parts[0].eos))
-        return Chosen(AdaptiveEngine(*parts, ladder=ladder), None)
+        remark = None if settings.overlap == "none" else f"lanes decode together: {control_takes_all(policy)}"
+        return Chosen(AdaptiveEngine(*parts, ladder=ladder), remark, ON_DEVICE)
     plan = replace(plan, chain=settings.chain or plan.chain)
-    if settings.overlap == "groups" and not plan.shape.length:
-        raise UsageError("Expected drafts with --overlap groups: plain rounds have nothing to overlap.")
-    eos = sorted(parts[0].eos)
-    windows = _windows(settings, plan, trunk.cache.lanes)
-    rounds = [DeviceRound(trunk, drafts, plan, eos, window=window) for window in windows]
-    return Chosen(DeviceEngine(*parts, rounds=rounds), None)
+    eos, lanes = sorted(parts[0].eos), trunk.cache.lanes
+    together = None if settings.overlap == "none" else _why_together(settings, plan, lanes)
+    if together is not None or settings.overlap == "none":
+        remark = None if together is None else f"lanes decode together: {together}"
+        rounds = [DeviceRound(trunk, drafts, plan, eos)]
+        return Chosen(DeviceEngine(*parts, rounds=rounds), remark, ON_DEVICE)
+    rounds = [DeviceRound(trunk, drafts, plan, eos, window=window) for window in halves(lanes)]
+    return Chosen(DeviceEngine(*parts, rounds=rounds), None, ON_DEVICE | {"overlap": "groups"})
 
 
-def _windows(settings: RecordSettings, plan: RoundPlan, lanes: int) -> list[range]:
-    """Lanes that share rounds: all, or two halves, one of which drafts while the other is verified."""
-    groups = settings.overlap == "groups"
-    if settings.overlap == "auto" and settings.step_time is not None:
-        groups = plan.shape.length > 0 and halves_pay(settings.step_time, plan.shape, lanes)
-    # memory may have left room for one only
-    return halves(lanes) if groups and lanes > 1 else [range(lanes)]
+def _why_together(settings: RecordSettings, plan: RoundPlan, lanes: int) -> str | None:
+    """Why lanes do not decode in two groups although that was asked for; None if they do.
+
+    Raises:
+        UsageError: groups were asked for by name where they cannot be.
+    """
+    if not plan.shape.length:
+        found = "plain rounds have nothing to overlap"
+    elif settings.target_impl != "native":
+        found = "rounds beside each other need --target-impl native"
+    else:
+        if lanes == 1:
+            return "there is one, which makes no groups"
+        if settings.overlap == "groups":
+            return None
+        if settings.step_time is None:
+            return "no --cost profile tells what two groups would take"
+        pays = halves_pay(settings.step_time, plan.shape, lanes)
+        return None if pays else "two groups may take over 3 % longer by the --cost profile"
+    if settings.overlap == "groups":
+        raise UsageError(f"--overlap groups cannot be: {found}.")
+    return found
 
 
 def largest_live(settings: RecordSettings) -> DraftShape:

@@ -32,7 +32,7 @@ class DeviceEngine(PromptedEngine):
     found when the host reads rounds, a chain late: those that the lane has begun by then are dropped.
 
     Attributes:
-        groups: of lanes whose rounds share forwards; while one verifies, another drafts.
+        groups: of lanes whose rounds share forwards; those of several run at the same time.
         rounds: what runs on the device, of the first group.
         wasted_rounds: rounds of lanes that had met their stop string already.
         quiet: whether rounds leave tokens alone, and no rows.
@@ -53,8 +53,8 @@ class DeviceEngine(PromptedEngine):
     @cached_property
     def prompts(self) -> PromptRound:
         """What reads them."""
-        found = PromptRound(self.trunk, self.drafter, self.rounds.plan)
-        found.beside = [group.stream for group in self.groups if group.stream is not None]
+        found = super().prompts
+        found.round_streams = [group.stream for group in self.groups if group.stream is not None]
         return found
 
     def warm_up(self, context: int) -> None:

@@ -1,4 +1,4 @@
-"""Lanes whose rounds share forwards: all of an engine, or groups that run under each other."""
+"""Lanes whose rounds share forwards: all of an engine, or two groups whose rounds run at the same time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dflash.engine.device.rows import RoundRows
 from dflash.engine.lane import Lane
 from dflash.policy.step_time import StepTime
 
-# what groups may cost where nothing of their rounds overlaps
-SPARE = 1.03
+# times what all lanes together take, where nothing of the groups' rounds overlaps
+MOST_COST = 1.03
 
 
 class Flight(NamedTuple):
@@ -87,4 +87,4 @@ def halves_pay(step_time: StepTime, shape: DraftShape, lanes: int) -> bool:
         return draft + step_time.verify(shape.length * shape.branches, count, contexts)
 
     apart = sum(round_us(len(window)) for window in halves(lanes))
-    return bool((apart <= SPARE * round_us(lanes)).all())
+    return bool((apart <= MOST_COST * round_us(lanes)).all())

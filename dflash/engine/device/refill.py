@@ -83,7 +83,7 @@ class PromptRound:
     Attributes:
         stream: that they run on; None where there are no streams.
         after: what they wait for that was recorded on another stream.
-        beside: streams of rounds, other than the current one.
+        round_streams: of rounds that run on other streams than the current one.
     """
 
     def __init__(self, trunk: NativeTrunk, drafter: Drafter, plan: RoundPlan) -> None:
@@ -105,7 +105,7 @@ class PromptRound:
         self.maker = PromptRows(Records(self.record.cpu().numpy(), layout), plan.store_topk)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.after: torch.cuda.Event | None = None
-        self.beside: Sequence[torch.cuda.Stream] = ()
+        self.round_streams: Sequence[torch.cuda.Stream] = ()
         self._resting = RoundLanes.make(MOST, device)
         self._parts: deque[_Part] = deque()
         self._taps: dict[int, list[Tensor]] = {}
@@ -230,7 +230,7 @@ class PromptRound:
         if self.after is not None:
             self.stream.wait_event(self.after)
         if in_turn:
-            for other in (torch.cuda.current_stream(self.stream.device), *self.beside):
+            for other in (torch.cuda.current_stream(self.stream.device), *self.round_streams):
                 self.stream.wait_stream(other)
         with torch.cuda.stream(self.stream):
             yield
