@@ -107,7 +107,7 @@ class RecordSettings:
         if drafts and self.live_shape.branches > 1 and not self.judges_trees:
             union = f" and one drafter, found {self.drafter}" if len(self.parts) > 1 else ""
             raise UsageError(
-                f"The rule {self.policy.rule.name} judges chains at this temperature: expected --branches 1"
+                f"The rule {self.policy.rule.name} judges chains of such drafts, not trees: expected --branches 1"
                 f"{union}."
             )
 

@@ -27,6 +27,8 @@ DRAFT_COLUMNS = (
     "node_draft_gap",
     "node_margin",
     "node_confidence",
+    # of p and q
+    "node_residual_mass",
     "draft_lse",
     "draft_topk_logit",
 )
@@ -169,7 +171,7 @@ def same_values(mine: Any, theirs: Any, where: str, atol: float, rtol: float) ->
 def same_as_live(table: list[dict[str, Any]], drafts: float = 0.0) -> None:
     """The dense row at each live anchor has the bits of the live row in all columns of the tree and target.
 
-    Columns of the drafter alone may differ by `drafts`.
+    Columns that depend on the drafter's numbers may differ by `drafts`.
     """
     for live, dense in twins(table):
         for name in SEEN_COLUMNS:

@@ -8,7 +8,7 @@ import pytest
 from dflash.draftfile.run import open_run
 from dflash.errors import UsageError
 from dflash.policy.catalogue import policies
-from dflash.policy.errors import ChainsOnly, SampledOnly
+from dflash.policy.errors import SampledOnly
 from dflash.policy.registry import parse_policy
 from dflash.replay.run import replay
 
@@ -75,8 +75,8 @@ def test_what_is_for_replay_is_refused_before_a_target_is_loaded(tmp_path, polic
 @pytest.mark.parametrize(
     ("policy", "given", "kind"),
     [
-        ("fly", {"branches": 2}, ChainsOnly),
-        ("synthetic:rates=0.9/0.9/0.9", {"branches": 2}, ChainsOnly),
+        ("fly", {"branches": 2}, UsageError),
+        ("synthetic:rates=0.9/0.9/0.9", {"branches": 2}, UsageError),
         ("ensemble", {"branches": 1, "temperature": 0.8, "drafter": "ngram"}, SampledOnly),
     ],
 )
