@@ -106,9 +106,9 @@ class RecordSettings:
         drafts = self.drafter != "none" and self.length > 0
         if drafts and self.live_shape.branches > 1 and not self.judges_trees:
             union = f" and one drafter, found {self.drafter}" if len(self.parts) > 1 else ""
+            rule = self.policy.rule.name
             raise UsageError(
-                f"The rule {self.policy.rule.name} judges chains of such drafts, not trees: expected --branches 1"
-                f"{union}."
+                f"The rule {rule} judges chains of such drafts, not trees: expected --branches 1{union}."
             )
 
     def _check_control(self) -> None:
