@@ -91,8 +91,9 @@ class Side(NamedTuple):
     """A way to decode: plain or speculative, and recorded, or through the host, or in groups, or none of it.
 
     Attributes:
+        manner: through the host, or in groups.
         policy: which of several speculates.
-        kept: where it is recorded, and nowhere else.
+        kept: what of it is recorded, if anything is.
     """
 
     decoding: str
@@ -291,7 +292,7 @@ def _manners(side: Side, given: DecodeSettings) -> Iterator[Side]:
     yield side
     for kept in given.kept:
         if side.decoding == SPECULATIVE or not kept.dense:
-            yield side._replace(manner=RECORDED, kept=kept)
+            yield side._replace(kept=kept)
     if given.host:
         yield side._replace(manner=HOST)
 

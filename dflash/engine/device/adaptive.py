@@ -205,7 +205,7 @@ class AdaptiveEngine(DeviceEngine):
     def _read(self, flight: _Flight, lanes: Sequence[Lane]) -> _Landed:
         records = flight.launched.read()
         depths = _depths(records["node_token"], self.ladder.plan.shape.branches)
-        return _Landed(records, self._landing(records, lanes), depths, [])
+        return _Landed(records, self._landing(self.groups[0], records, lanes), depths, [])
 
     def _commit(self, flight: _Flight, landed: _Landed, rounds: int, sink: Sink) -> None:
         """Give lanes the tokens of the first rounds, and the sink their rows."""

@@ -140,7 +140,7 @@ class DeviceEngine(PromptedEngine):
             group.rounds.forget(flight.ticket)
             return
         records, chain = group.rounds.read(flight.ticket), group.rounds.plan.chain
-        landing = self._landing(records, lanes, group.window)
+        landing = self._landing(group, records, lanes)
         for place in range(chain):
             self._listen(landing, place)
         landing.settle(chain)
@@ -153,9 +153,9 @@ class DeviceEngine(PromptedEngine):
             numbers = RoundNumbers(*rows, batch, step, *full)
             self._hand_over(group.maker, records, numbers, landing, sink)
 
-    def _landing(self, records: Records, lanes: Sequence[Lane], window: slice = slice(None)) -> Landing:
-        left = (self._ends - self._lengths)[window]
-        return Landing(records, lanes, left, self.target.eos, window.start or 0)
+    def _landing(self, group: LaneGroup, records: Records, lanes: Sequence[Lane]) -> Landing:
+        left = (self._ends - self._lengths)[group.window]
+        return Landing(records, lanes, left, self.target.eos, group.window.start)
 
     def _listen(self, landing: Landing, place: int) -> None:
         """Let those who follow a text have that of a round; count the rounds begun after a stop string."""
