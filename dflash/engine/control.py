@@ -97,7 +97,7 @@ class LaneControl:
     def texts(self, who: I64) -> list[str]:
         """The `control_state` of these lanes' next round, once it was asked for."""
         if self.policy.control.streams:
-            return _texts(self._controller.columns(who[:1])) * len(who)
+            return [_text(self._controller.facts(int(who[0])))] * len(who)
         return _texts(self._controller.columns(who))
 
     def learn(self, who: I64, asked: Asked, accepted: I64, drafted: I64) -> None:

@@ -364,6 +364,24 @@ def test_what_is_sure_comes_true_whatever_happens(control, foresees):
         blind.tell(who, outcome)
 
 
+@pytest.mark.parametrize("chain", [1, 2, 4])
+def test_rounds_of_a_choice_that_lasts_run_in_whole_chains_and_never_wait_for_the_next(chain):
+    rng, who, load = np.random.default_rng(chain), np.arange(3), Load(3, 100.0)
+    controller = Controller(Goodput(scope="stream", shortest=0), FRAME, 3, foresees=True)
+    flying = 0
+    for _ in range(300):
+        ahead = controller.foresee(who, load)
+        while flying < 2 and ahead.together(flying * chain, chain) and ahead.last(flying * chain, chain):
+            flying += 1
+        # one that is read, and one that runs meanwhile
+        assert flying == 2
+        for _ in range(chain):
+            asked = controller.ask(who, load)
+            accepted = np.minimum(rng.geometric(0.5, 3) - 1, asked.length)
+            controller.tell(who, Outcome(accepted, asked.length, asked.length))
+        flying -= 1
+
+
 @pytest.mark.parametrize("every", [1, 5, 16])
 def test_a_length_lasts_as_long_as_it_was_said(every):
     control = Goodput(after=2, weight=0.5, shortest=0, every=every, again=0, gain=0.0, scope="stream")

@@ -154,7 +154,7 @@ class AdaptiveEngine(DeviceEngine):
         rounds = self.ladder.rung(shapes.deepest).chained.plan.chain
         lasting = ahead.last(unread, rounds) and int(left.max()) >= rounds
         steady = self._steady >= STEADY and not ahead.lasts
-        chain = lasting and (unread + rounds <= ahead.chained or steady)
+        chain = lasting and (ahead.together(unread, rounds) or steady)
         if len(self._flights) > 1 if chain else unread >= ahead.sure:
             return False
         launched = self.ladder.launch(self._reach(who), shapes, chain)

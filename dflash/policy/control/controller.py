@@ -36,8 +36,8 @@ class Ahead(NamedTuple):
     Attributes:
         coming: by step; the last goes for all further ones, unless something changes.
         sure: steps for which that is decided already, if their load comes true.
-        chained: of these, how many may be read together. Where a choice lasts, its last steps are better
-            read one by one: the next choice is then known while some of them still run.
+        chained: of these, how many the next choice waits for, or all where a choice is made every step.
+            Those behind them run while it is made.
     """
 
     coming: list[Asked]
@@ -48,6 +48,14 @@ class Ahead(NamedTuple):
     def lasts(self) -> bool:
         """Whether a choice stands for a known time, so that there is nothing to guess beyond `sure`."""
         return self.chained < self.sure
+
+    def together(self, step: int, count: int) -> bool:
+        """Whether so many steps from this one on may be read at once.
+
+        Where a choice lasts, a chain that begins before its outcomes are all known and ends later would keep
+        the next choice waiting for rounds that it does not depend on.
+        """
+        return step + count <= (self.chained if step < self.chained else self.sure)
 
     def at(self, step: int) -> Asked:
         """What it asks for after so many steps."""
@@ -144,7 +152,7 @@ class Controller:
             if 0 <= known < len(self._late):
                 self._learn(self._late[known])
         sure = delay + 1 + (held := self.scheduler.held(scopes))
-        return Ahead(coming, sure, sure - min(held, delay))
+        return Ahead(coming, sure, sure - delay if held else sure)
 
     def tell(self, who: I64, outcome: Outcome) -> None:
         """Take in one step's rounds, at most one a request."""

@@ -27,6 +27,8 @@ class Goodput(Learning):
     `prior`, so that the first choice of all is the profile's.
 
     Attributes:
+        lag: as everywhere; at 4, half of `every`, rounds on a device run in whole chains, one of which is
+            under way while the next choice is made.
         weight: of the newest round in the moving average of acceptance.
         prior: acceptance before anything is known, which weighs as much as one draft.
         gain: share of tokens a second that another length must promise beyond the present one.
@@ -39,6 +41,7 @@ class Goodput(Learning):
         again: the fewest of these steps, `rarely` the most. `again` 0 never tries.
     """
 
+    lag: int = field(default=4, metadata={"type": Whole(0)})
     weight: float = field(default=0.1, metadata={"type": Number(0.0, 1.0, open_low=True)})
     prior: float = field(default=0.7, metadata={"type": Number(0.0, 1.0)})
     gain: float = field(default=0.03, metadata={"type": Number(0.0)})
