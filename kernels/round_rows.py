@@ -1,4 +1,4 @@
-"""Accepted rows of a tree move to the end of the trunk, in every layer's cache at once."""
+"""Rows of every layer's cache at once: accepted ones move to the trunk's end, a trunk is copied to other lanes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dflash.kernels.attention_checks import Impl, check_choice, interpreted, require_device
-from dflash.kernels.errors import LayoutRefused, ShapeRefused
+from dflash.kernels.errors import DtypeRefused, LayoutRefused, ShapeRefused
 from dflash.kernels.tensor_checks import check_dense
 
 
@@ -74,6 +74,42 @@ def keep_rows(
     from dflash.kernels.round_rows_triton import launch_keep
 
     launch_keep(stores, path, lengths, kept, pdl and not interpreted())
+
+
+def spread_lane(
+    source: RowStores, goal: RowStores, lane: int, length: int, *, impl: Impl = "triton"
+) -> None:
+    """Make the first `length` rows of every lane of `goal` those of one lane of `source`.
+
+    Args:
+        source: caches of one device, in the order of those of `goal`.
+        goal: as many caches of as many heads, in the same dtype; their lanes and capacities are their own.
+        lane: of `source`.
+        length: rows.
+        impl: `triton` or `reference`.
+
+    Raises:
+        ShapeRefused, DtypeRefused, DeviceRefused, ChoiceRefused: before the launch.
+    """
+    check_choice("impl", Impl, impl)
+    here, there = source.stores[0], goal.stores[0]
+    alike = here.shape[1], here.shape[3]
+    if len(source.stores) != len(goal.stores) or (there.shape[1], there.shape[3]) != alike:
+        raise ShapeRefused("goal", f"{len(source.stores)} caches of heads {alike}", there.shape)
+    if here.dtype != there.dtype:
+        raise DtypeRefused("goal", str(here.dtype), there.dtype, there.shape)
+    if not 0 <= lane < len(here):
+        raise ShapeRefused("lane", f"0 to {len(here) - 1}", lane)
+    if not 0 <= length <= min(here.shape[2], there.shape[2]):
+        raise ShapeRefused("length", f"0 to {min(here.shape[2], there.shape[2])} rows", length)
+    if impl == "reference":
+        for old, new in zip(source.stores, goal.stores, strict=True):
+            new[:, :, :length] = old[lane, :, :length]
+        return
+    require_device("source", here)
+    from dflash.kernels.round_rows_triton import launch_spread
+
+    launch_spread(source, goal, lane, length)
 
 
 def _reference(stores: RowStores, path: Tensor, lengths: Tensor) -> None:

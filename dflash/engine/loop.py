@@ -16,7 +16,7 @@ from dflash.engine.dense.dense_pass import DenseRows, anchor_at, tree_rows
 from dflash.engine.features import Features, PromptFeatures
 from dflash.engine.heap import give_back
 from dflash.engine.judge import Judge, Row
-from dflash.engine.lane import Lane
+from dflash.engine.lane import Emission, Lane
 from dflash.engine.request import Request
 from dflash.policy.context import RuleContext
 from dflash.policy.rounds import Rounds
@@ -224,16 +224,25 @@ class Engine:
             kept: of the prompt's hidden states.
             sink: for its rows.
         """
-        request = lane.request
+        emission = self._first_token(lane, int(row["slot_choice"][0]))
+        self._give_prompt(lane, row, kept, emission, sink)
+
+    def _first_token(self, lane: Lane, token: int) -> Emission:
+        """Emit a lane's first token."""
         self.control.open(lane)
+        return lane.emit([token])
+
+    def _give_prompt(
+        self, lane: Lane, row: Row, kept: PromptFeatures | None, emission: Emission, sink: Sink
+    ) -> None:
+        """Open a request in the sink with the rows of its prompt, whose first token was emitted."""
+        request = lane.request
         sink.opened(lane)
-        first = int(row["slot_choice"][0])
-        emission = lane.emit([first])
         row |= {
             "kind": PREFILL,
             "round": -1,
             "accepted_nodes": [],
-            "bonus_token": first,
+            "bonus_token": int(row["slot_choice"][0]),
             "emitted": emission.emitted,
             "truncated_by": str(emission.truncated_by),
             "draft_length": 0,

@@ -59,16 +59,6 @@ class TrunkCache(Cache):
             for tensor in store.values():
                 tensor[lane, :, start : start + len(source)] = tensor[lane][:, source]
 
-    @torch.inference_mode()
-    def copy_into_each(self, source: TrunkCache, lane: int, length: int) -> None:
-        """Make the first `length` rows of every lane those of a lane of another cache, layer by layer.
-
-        Only layers that this cache holds are copied; both have them after the first forward.
-        """
-        for goals, stores in ((self.keys, source.keys), (self.values, source.values)):
-            for layer, goal in goals.items():
-                goal[:, :, :length] = stores[layer][lane, :, :length]
-
     def fit(self, rows: int) -> None:
         """Have room for `rows` rows, by doubling."""
         capacity = self.capacity

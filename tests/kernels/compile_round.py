@@ -45,7 +45,7 @@ KERNELS = {
     round_finish_triton: ("finish_lane",),
     round_confidence_triton: ("confidence_node",),
     round_prints_triton: ("project_row",),
-    round_rows_triton: ("keep_head",),
+    round_rows_triton: ("keep_head", "spread_head"),
     round_stamp_triton: ("write_time",),
     round_cut_triton: ("cut_lane",),
     round_taps_triton: ("keep_row",),
@@ -146,6 +146,8 @@ def course(tree: RoundTree, lanes: RoundLanes) -> list[object]:
     built += compiled(round_finish_triton, lambda: finish(*arguments))
     keep = round_rows_triton.launch_keep
     built += compiled(round_rows_triton, lambda: keep(stores, ints(count, n), lanes.lengths, 3, True))
+    spread = round_rows_triton.launch_spread
+    built += compiled(round_rows_triton, lambda: spread(stores, stores, 1, 40))
     hidden = torch.zeros((count, tree.length, 576), dtype=torch.bfloat16)
     weights = ConfidenceWeights(hidden.new_zeros(584), hidden.new_zeros(1), hidden.new_zeros(4096, 8))
     node = round_confidence_triton.launch_confidences

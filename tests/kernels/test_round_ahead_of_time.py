@@ -27,8 +27,9 @@ def test_they_compile_without_spills_and_wait_for_their_predecessors() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len({facts["name"] for facts in found}) == 15
+    assert len({facts["name"] for facts in found}) == 16
     for facts in found:
         kernel = Built(**{name: facts[name] for name in Built._fields})
         assert (kernel.stack, kernel.spills) == (0, 0), facts
-        assert kernel.pdl, facts
+        # a trunk is copied behind rounds, in no graph
+        assert kernel.pdl or facts["name"] == "spread_head", facts

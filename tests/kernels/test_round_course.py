@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from dflash.kernels.accept_tree import Accepted
+from dflash.kernels.errors import KernelArgumentError
 from dflash.kernels.round_finish import EOS, GOES_ON, LENGTH, RoundEnd, round_finish
 from dflash.kernels.round_inputs import RoundStart, RowInputs, round_inputs
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
-from dflash.kernels.round_rows import RowStores, keep_rows
+from dflash.kernels.round_rows import RowStores, keep_rows, spread_lane
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
@@ -113,3 +114,32 @@ def test_accepted_rows_move_behind_the_anchor(impl: str) -> None:
             old[0, :, goal] = old[0, :, source].clone()
         old[2, :, 10] = old[2, :, 12].clone()
         assert torch.equal(store, old)
+
+
+@pytest.mark.parametrize("length", [0, 1, 32, 41, 60])
+def test_a_trunk_is_copied_to_every_lane_and_nothing_behind_it(length: int, impl: str) -> None:
+    g = torch.Generator().manual_seed(length)
+    source = [torch.randn(3, 2, 60, 5, generator=g) for _ in range(4)]
+    goal = [torch.randn(7, 2, 64, 5, generator=g) for _ in range(4)]
+    before = [store.clone() for store in (*source, *goal)]
+    spread_lane(RowStores.of(source), RowStores.of(goal), 1, length, impl=impl)
+    for place, (old, new) in enumerate(zip(source, goal, strict=True)):
+        assert torch.equal(old, before[place])
+        for lane in new:
+            assert torch.equal(lane[:, :length], old[1, :, :length])
+        assert torch.equal(new[:, :, length:], before[4 + place][:, :, length:])
+
+
+def test_trunks_that_do_not_fit_are_refused(impl: str) -> None:
+    def stores(*shape: int, dtype: torch.dtype = torch.float32) -> RowStores:
+        return RowStores.of([torch.zeros(shape, dtype=dtype)])
+
+    source = stores(3, 2, 60, 5)
+    wrong = [
+        (stores(7, 3, 64, 5), 1, 9), (stores(7, 2, 64, 6), 1, 9), (stores(7, 2, 64, 5), 3, 9),
+        (stores(7, 2, 64, 5), -1, 9), (stores(7, 2, 64, 5), 1, 61), (stores(7, 2, 8, 5), 1, 9),
+        (stores(7, 2, 64, 5, dtype=torch.float64), 1, 9),
+    ]  # fmt: skip
+    for goal, lane, length in wrong:
+        with pytest.raises(KernelArgumentError):
+            spread_lane(source, goal, lane, length, impl=impl)

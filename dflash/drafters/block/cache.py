@@ -68,14 +68,10 @@ class ContextCache:
         self._reserve(rows, self._stores)
         return self._stores
 
-    @torch.inference_mode()
-    def copy_into_each(self, source: ContextCache, lane: int, length: int) -> None:
-        """Make the first `length` rows of every lane those of a lane of another cache."""
+    def become(self, source: ContextCache, length: int) -> None:
+        """Have layers like another cache, with `length` rows in every lane, which the caller writes."""
         like = [KeyValue(store.keys[:1, :, :0], store.values[:1, :, :0]) for store in source._stores]
         self._reserve(length, like)
-        for goals, stores in zip(self._stores, source._stores, strict=True):
-            for goal, store in zip(goals, stores, strict=True):
-                goal[:, :, :length] = store[lane, :, :length]
         self.lengths = [length] * self.lanes
 
     @property

@@ -72,9 +72,9 @@ class BlockFamily(Drafter):
         found.native = None if self.native is None else self.native.beside()
         return found
 
-    def follow(self, other: BlockFamily, lane: int, length: int) -> None:
-        """Make every lane's context the first `length` rows of another drafter's lane."""
-        self.cache.copy_into_each(other.cache, lane, length)
+    def follow(self, other: BlockFamily, length: int) -> None:
+        """Have contexts of `length` rows, which the caller copies from a lane of another drafter."""
+        self.cache.become(other.cache, length)
         self._drafted = None
 
     def open(self, lane: int) -> None:

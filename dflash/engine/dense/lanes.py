@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from dflash.drafters.base import Drafter
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.kernels.ancestors import MAX_NODES
+from dflash.kernels.round_rows import RowStores, spread_lane
 from dflash.target.native import NativeTrunk, padded_width
+from dflash.target.native_layers import KeyValue
 
 # rows of a step: enough to keep a device busy, which few rows do not
 STEP_ROWS = 512
@@ -21,6 +25,24 @@ def lanes_for(width: int, lane_bytes: int) -> int:
     return max(1, min(STEP_ROWS // width, COPIES // lane_bytes))
 
 
+class _Known:
+    """The caches of a model's layers, told to the device when they have moved."""
+
+    def __init__(self) -> None:
+        self._stores: RowStores | None = None
+
+    def at(self, pairs: Sequence[KeyValue]) -> RowStores:
+        """Caches as they lie now."""
+        tensors = [tensor for pair in pairs for tensor in pair]
+        if self._stores is None or any(map(_elsewhere, self._stores.stores, tensors)):
+            self._stores = RowStores.of(tensors)
+        return self._stores
+
+
+def _elsewhere(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() != other.data_ptr() or one.shape != other.shape
+
+
 @dataclass(frozen=True, slots=True)
 class DenseLanes:
     """Caches beside those of the live lanes, on the same weights.
@@ -31,10 +53,12 @@ class DenseLanes:
     Attributes:
         drafter: one with lanes of its own where blocks are computed at the ends of contexts; else the
             engine's, which is asked for anchors in the middle of its lanes.
+        known: live caches and these, then contexts of the live drafter and of this one.
     """
 
     trunk: NativeTrunk
     drafter: Drafter
+    known: tuple[_Known, ...] = field(default_factory=lambda: tuple(_Known() for _ in range(4)))
 
     @classmethod
     def beside(cls, trunk: NativeTrunk, drafter: Drafter, nodes: int, capacity: int) -> DenseLanes:
@@ -58,10 +82,13 @@ class DenseLanes:
 
     def follow(self, trunk: NativeTrunk, drafter: Drafter, lane: int, length: int) -> None:
         """Copy the first `length` rows of a live lane into every lane."""
-        self.trunk.stores()
-        self.trunk.cache.copy_into_each(trunk.cache, lane, length)
-        if self.own_drafter is not None and isinstance(drafter, BlockFamily):
-            self.own_drafter.follow(drafter, lane, length)
+        impl = self.trunk.step.way.impl
+        live, own, live_context, own_context = self.known
+        spread_lane(live.at(trunk.stores()), own.at(self.trunk.stores()), lane, length, impl=impl)
+        if (mine := self.own_drafter) is not None and isinstance(drafter, BlockFamily):
+            mine.follow(drafter, length)
+            source, goal = (each.cache.whole(length) for each in (drafter, mine))
+            spread_lane(live_context.at(source), own_context.at(goal), lane, length, impl=impl)
 
 
 def rows_needed(trunk: NativeTrunk, drafter: Drafter, tokens: int) -> int:

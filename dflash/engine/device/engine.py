@@ -118,6 +118,7 @@ class DeviceEngine(PromptedEngine):
             before, group.flying = group.flying, None
             if open_lanes := group.own(lanes):
                 group.flying = self._launched(group, open_lanes, before)
+            self._give_prompts(sink)
             if before is not None:
                 self._land(group, before, sink)
 

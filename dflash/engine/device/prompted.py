@@ -11,7 +11,7 @@ from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device.refill import PromptRound, Refill
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.features import PromptFeatures
-from dflash.engine.lane import Lane, Truncation
+from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Engine, Sink, begun
 from dflash.target.native import NativeTrunk
 from dflash.target.scratch import Scratch
@@ -25,6 +25,13 @@ class _Waiting(NamedTuple):
 
     refill: Refill
     round: int
+
+
+class _Answered(NamedTuple):
+    """Prompts whose first tokens were emitted, and that have no rows yet."""
+
+    refill: Refill
+    emissions: Sequence[Emission]
 
 
 class Refills:
@@ -90,6 +97,7 @@ class PromptedEngine(Engine):
         self.refills = Refills()
         self._written: set[int] = set()
         self._asked: list[int] = []
+        self._answered: deque[_Answered] = deque()
 
     @cached_property
     def prompts(self) -> PromptRound:
@@ -147,19 +155,28 @@ class PromptedEngine(Engine):
             self._hold(held)
 
     def _answer_prompts(self, refill: Refill, sink: Sink) -> None:
-        """Wait for prompts, and emit their first tokens."""
+        """Wait for prompts, and emit their first tokens; their rows can wait until rounds are queued."""
+        tokens = self.prompts.first_tokens(refill)
+        emissions = []
+        for lane, token in zip(refill.lanes, tokens, strict=True):
+            emissions.append(self._first_token(lane, token))
+            self._take_part(lane)
+        self._answered.append(_Answered(refill, emissions))
         if self.quiet:
-            for lane, token in zip(refill.lanes, self.prompts.first_tokens(refill), strict=True):
-                self.control.open(lane)
-                sink.opened(lane)
-                lane.emit([token])
-                self._take_part(lane)
-        else:
-            rows = self.prompts.rows(refill)
-            for lane, row, kept in zip(refill.lanes, rows, self._kept(refill), strict=True):
-                self._answer(lane, row, kept, sink)
-                self._take_part(lane)
-        self.prompts.forget(refill)
+            self._give_prompts(sink)
+
+    def _give_prompts(self, sink: Sink) -> None:
+        """Give the sink the rows of prompts whose first tokens were emitted."""
+        while self._answered:
+            refill, emissions = self._answered.popleft()
+            if self.quiet:
+                for lane in refill.lanes:
+                    sink.opened(lane)
+            else:
+                columns = self.prompts.rows(refill), self._kept(refill), emissions
+                for lane, *given in zip(refill.lanes, *columns, strict=True):
+                    self._give_prompt(lane, *given, sink)
+            self.prompts.forget(refill)
 
     def _sent(self, refill: Refill) -> Refill:
         """A forward behind which what is kept of its prompts' hidden states is sent to the host."""
@@ -196,6 +213,7 @@ class PromptedEngine(Engine):
         raise NotImplementedError
 
     def _close(self, lane: Lane, sink: Sink) -> None:
+        self._give_prompts(sink)
         if lane.finish in (Truncation.STOP, Truncation.INTERRUPTED):
             self._written.add(lane.index)
         super()._close(lane, sink)
