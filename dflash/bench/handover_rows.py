@@ -108,8 +108,8 @@ class Rounds:
         if self.features is None:
             return PromptFeatures({}, iter(()))
         values, scales, _ = self.prompts[request.order % len(self.prompts)]
-        prints = np.zeros((len(values), FINGERPRINT), np.float32)
-        lines = [prints, values, *([] if scales is None else [scales])]
+        lines: list[NDArray[Any]] = [np.zeros((len(values), FINGERPRINT), np.float32), values]
+        lines += [] if scales is None else [scales]
         return self.features.prompt_of(request.prompt_tokens, lines)
 
     def chain(self, number: int, begun: Sequence[int], last: Sequence[int]) -> Chain:
