@@ -21,7 +21,6 @@ from dflash.bench.handover_rows import (
     Case,
     Rounds,
     prefill_row,
-    prompt_rows,
 )
 from dflash.bench.replay_files import Made, header
 from dflash.draftfile.feature_values import ENCODINGS
@@ -79,7 +78,7 @@ class _Decoding:
     def __init__(self, case: Case, rounds: Rounds, recorder: ProcessRecorder) -> None:
         self.case, self.recorder, self.rounds = case, recorder, rounds
         self.row_clock, self.request_clock = _Clock(), _Clock()
-        self.rows = self.opened = 0
+        self.live_rows = self.prompt_rows = self.opened = 0
         self.chains = case.rounds // case.chain
 
     def run(self) -> None:
@@ -101,26 +100,30 @@ class _Decoding:
 
     def _rounds(self, lanes: dict[int, Lane], chain: Any) -> None:
         self.recorder.unmade(lanes, Unmade.now(chain.numbers[1], self.rounds.maker, chain, chain.size))
-        self.rows += chain.numbers.shape[1]
+        self.live_rows += chain.numbers.shape[1]
+
+    @property
+    def rows(self) -> int:
+        """Handed over."""
+        return self.live_rows + self.prompt_rows
 
     def _open(self, index: int) -> Lane:
         order = self.opened
         request = Request(
-            f"request-{order:06d}", [5] * PROMPT_TOKENS, PROMPT, Sampling(0.0), 0, self.case.rounds,
-            order=order,
+            f"request-{order:06d}", [5] * self.case.prompt_tokens, PROMPT, Sampling(0.0), 0,
+            self.case.rounds, order=order,
         )  # fmt: skip
         lane = Lane.start(index, request, frozenset(), None, None)
-        columns, *others = self._prompt_rows(request)
         self.request_clock.run(self.recorder.opened, lane)
-        for row in ({**prefill_row(request), **columns}, *others):
-            self.request_clock.run(self.recorder.row, lane, row)
-            self.rows += 1
+        self.request_clock.run(self._answer, lane, prefill_row(request))
         self.opened += 1
         return lane
 
-    def _prompt_rows(self, request: Request) -> list[dict[str, Any]]:
-        prompts = self.rounds.prompts
-        return prompt_rows(request, prompts[request.order % len(prompts)]) if prompts else [{}]
+    def _answer(self, lane: Lane, row: Mapping[str, Any]) -> None:
+        columns, others = self.rounds.prompt(lane.request)
+        for each in ({**row, **columns}, *others):
+            self.recorder.row(lane, each)
+            self.prompt_rows += 1
 
     def _close(self, lane: Lane) -> None:
         self.request_clock.run(self.recorder.closed, lane)
@@ -133,10 +136,9 @@ def measure(case: Case) -> Cost:
     idle = _recorded(case._replace(requests=0), rounds)
     whole = _recorded(case, rounds)
     rows, requests = whole.decoding.rows - idle.decoding.rows, whole.decoding.opened
-    live = whole.decoding.rows - requests * (1 if case.features is None else 2)
     return Cost(
         rows,
-        1e6 * whole.decoding.row_clock.seconds / live,
+        1e6 * whole.decoding.row_clock.seconds / whole.decoding.live_rows,
         1e6 * whole.decoding.request_clock.seconds / requests,
         1e6 * (whole.seconds - idle.seconds) / rows,
         {name: 1e6 * (each - idle.threads.get(name, 0.0)) / rows for name, each in whole.threads.items()},
@@ -181,12 +183,15 @@ def main() -> None:
     parser.add_argument("--features", choices=ENCODINGS, help="keep whole hidden states")
     parser.add_argument("--lanes", type=int, nargs="+", default=LANES)
     parser.add_argument("--length", type=int, nargs="+", choices=CHAINS, default=list(CHAINS))
+    parser.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS, help="of a request")
     given = parser.parse_args()
     print("lanes length      rows   us/row us/request  recorder us/row  blocked s  bytes/row  by thread")
     for length in given.length:
         for lanes in given.lanes:
             requests = max(lanes, given.rows // ROUNDS[length])
-            case = Case(lanes, CHAINS[length], length, requests, ROUNDS[length], given.features)
+            case = Case(
+                lanes, CHAINS[length], length, requests, ROUNDS[length], given.features, given.prompt_tokens
+            )
             cost = measure(case)
             threads = sorted(cost.threads_us.items(), key=lambda each: -each[1])
             print(

@@ -14,6 +14,7 @@ from dflash.draftfile.feature_values import FeatureEncoding
 from dflash.engine.device.arrays import Packed, Records
 from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
 from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
+from dflash.engine.features import FINGERPRINT, FeatureMode, Features, Fingerprint, PromptFeatures
 from dflash.engine.recorder.columns import ColumnMaker
 from dflash.engine.request import Request
 from dflash.kernels.feature_codes import encode_features
@@ -37,6 +38,7 @@ class Case(NamedTuple):
         length: of drafts; 0 is plain decoding.
         rounds: of a request.
         features: how whole hidden states are kept; None if they are not.
+        prompt_tokens: of a request.
     """
 
     lanes: int
@@ -45,6 +47,7 @@ class Case(NamedTuple):
     requests: int
     rounds: int = 64
     features: FeatureEncoding | None = None
+    prompt_tokens: int = PROMPT_TOKENS
 
     @property
     def chains(self) -> int:
@@ -68,9 +71,11 @@ class Rounds:
         size = max(1, min(POOL // (case.lanes * case.chain), case.chains))
         self.pool = [self._filled(rng, np.zeros(shape, np.int32)) for _ in range(size)]
         self.packed = [self._packed(rng, flat) for flat in self.pool]
-        kept = case.features
+        kept, tokens = case.features, case.prompt_tokens
         count = min(PROMPTS, case.requests + case.lanes) if kept else 0
-        self.prompts = [packed_states(rng, PROMPT_TOKENS, kept, self.channels) for _ in range(count) if kept]
+        self.prompts = [packed_states(rng, tokens, kept, self.channels) for _ in range(count) if kept]
+        prints = Fingerprint(tuple(range(3)), TAPS // 3, torch.device("cpu"))
+        self.features = Features(FeatureMode.ALL, prints, kept) if kept else None
 
     def _filled(self, rng: np.random.Generator, flat: Any) -> Any:
         found = Records(flat, self.layout)
@@ -98,6 +103,15 @@ class Rounds:
             return None
         return packed_states(rng, int(Records(flat, self.layout).committed.sum()), encoding, self.channels)
 
+    def prompt(self, request: Request) -> PromptFeatures:
+        """What is kept of a prompt, as an engine has it once its hidden states have arrived."""
+        if self.features is None:
+            return PromptFeatures({}, iter(()))
+        values, scales, _ = self.prompts[request.order % len(self.prompts)]
+        lines: list[NDArray[Any]] = [np.zeros((len(values), FINGERPRINT), np.float32), values]
+        lines += [] if scales is None else [scales]
+        return self.features.prompt_of(request.prompt_tokens, lines)
+
     def chain(self, number: int, begun: Sequence[int], last: Sequence[int]) -> Chain:
         """The chain of this number, of lanes whose requests begin and end with these chains."""
         lanes, rounds = self.case.lanes, self.case.chain
@@ -122,24 +136,6 @@ def packed_states(
     states = rng.standard_normal((tokens, len(channels)), np.float32) * channels
     values, scales = encode_features(torch.from_numpy(states), encoding)
     return Packed(values.view(torch.uint8).numpy(), None if scales is None else scales.numpy(), lent=True)
-
-
-def prompt_rows(request: Request, packed: Packed) -> list[dict[str, Any]]:
-    """The rows of a prompt's features: of its last token's, to be added to the first row, and of the others.
-
-    Args:
-        packed: of all its tokens.
-    """
-    count = len(request.prompt_tokens)
-    found: list[dict[str, Any]] = []
-    for part in (slice(count - 1, count), slice(0, count - 1)):
-        values, scales, _ = packed
-        row: dict[str, Any] = {"feature_values": values[part].tobytes()}
-        row |= {} if scales is None else {"feature_scale": scales[part].ravel()}
-        found.append(row)
-    prints = np.zeros(16 * (count - 1), np.float32)
-    place = {"kind": 3, "round": -1, "anchor_position": count - 2, "anchor_token": request.prompt_tokens[-2]}
-    return [found[0], found[1] | place | {"feature_fingerprint": prints}]
 
 
 def prefill_row(request: Request) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dflash.draftfile.aside import Aside
 from dflash.draftfile.columns import COLUMN, arrow_schema, is_user_column
 from dflash.draftfile.digest import has_digest
 from dflash.draftfile.errors import SchemaRefused
@@ -42,7 +43,7 @@ def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
 
 
 def parquet_writer(
-    file: BinaryIO, schema: pa.Schema, level: int = ZSTD_LEVEL, codes: bool = False
+    file: BinaryIO | Aside, schema: pa.Schema, level: int = ZSTD_LEVEL, codes: bool = False
 ) -> pq.ParquetWriter:
     """A Parquet writer with the encodings of the format.
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dflash.draftfile.aside import Aside
 from dflash.draftfile.canonical import canonical_json
 from dflash.draftfile.columns import FORMAT_VERSION, arrow_schema
 from dflash.draftfile.digest import TableDigest, content_digest
@@ -86,8 +87,8 @@ class DraftFileWriter:
             double whenever half of the room that the footer has left is used, so that it never outgrows
             what readers accept.
         compression_level: Of zstd.
-        apart: Encode row groups in a thread while others check and digest them, one group at a time, while
-            the next one fills; what is wrong with one is then told when that one closes, or at the end.
+        apart: Encode row groups in a thread while others check, digest and write them, one group at a time,
+            while the next one fills; what is wrong with one is then told when that one closes, or at the end.
 
     Raises:
         HeaderInvalid: The header breaks `schemas/header_v1.schema.json`.
@@ -131,6 +132,8 @@ class DraftFileWriter:
         self._helpers = own_threads("digests", HELPERS) if apart else None
         self._encoding: Future[None] | None = None
         self._publication = Publication(Path(path), overwrite=overwrite)
+        self._disk = own_threads("file") if apart else None
+        self._aside = Aside(self._publication.file, self._disk) if self._disk else None
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +148,8 @@ class DraftFileWriter:
         if self._parquet is not None and self._parquet.is_open:
             with suppress(OSError, pa.ArrowException):
                 self._parquet.close()
+        if self._disk is not None:
+            self._disk.shutdown()
         self._publication.discard()
 
     @property
@@ -212,6 +217,8 @@ class DraftFileWriter:
             chunks = self._groups * len(parquet.schema)
             parquet.add_key_value_metadata(sealed(self._pairs(run_status, lost, columns), chunks))
             parquet.close()
+            if self._aside is not None:
+                self._aside.flush()
             stamp(self._publication.file)
             size = self._publication.file.seek(0, io.SEEK_END)
             self._publication.publish()
@@ -254,7 +261,8 @@ class DraftFileWriter:
     def _open_parquet(self) -> pq.ParquetWriter:
         if self._parquet is None:
             schema = self._schema or arrow_schema(self._features)
-            self._parquet = parquet_writer(self._publication.file, schema, self._level, self._codes)
+            file = self._aside or self._publication.file
+            self._parquet = parquet_writer(file, schema, self._level, self._codes)
         return self._parquet
 
     def _flush(self) -> None:

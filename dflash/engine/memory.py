@@ -22,7 +22,7 @@ from dflash.engine.device.ladder import RING, rung_lengths
 from dflash.engine.device.plan import chain_of
 from dflash.engine.device.record import CHAINS
 from dflash.engine.features import FeatureMode, bytes_a_token, default_taps
-from dflash.engine.recorder.ring import CAPACITY
+from dflash.engine.recorder.ring import capacity_for
 from dflash.engine.settings import RecordSettings
 from dflash.errors import DflashError
 from dflash.kernels.ancestors import MAX_NODES
@@ -180,7 +180,7 @@ def estimate(target: Target, drafter: Drafter, settings: RecordSettings, context
         Part("device rounds", "device", *_device_rounds(config, width, drafter, settings, context)),
         Part("packed features", "device", 0, _packed(config, drafter, settings)),
         Part("noise", "host", 0, _noise(config, settings)),
-        Part("recorder ring", "host", CAPACITY if settings.apart(target.device.type) else 0),
+        Part("recorder ring", "host", _ring(settings) if settings.apart(target.device.type) else 0),
         Part("recorder", "host", ROW_GROUPS, _answer(settings, context) * token),
     )
     kept = tuple(part for part in parts if part.bytes(1))
@@ -341,6 +341,11 @@ def _noise(config: Any, settings: RecordSettings) -> int:
 
 def _answer(settings: RecordSettings, context: int) -> int:
     return min(settings.defaults.max_new_tokens, context)
+
+
+def _ring(settings: RecordSettings) -> int:
+    """What it takes at most: it is smaller where little is free."""
+    return capacity_for(settings.features == FeatureMode.ALL)
 
 
 def _row_bytes(settings: RecordSettings, nodes: int) -> int:

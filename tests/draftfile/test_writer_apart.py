@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sample_drafts import PADDED, header, tables, write
 
+from dflash.draftfile import aside
+from dflash.draftfile.aside import Aside
 from dflash.draftfile.columns import arrow_schema
 from dflash.draftfile.errors import WriteFailed
 from dflash.draftfile.violations import TokenRange
@@ -122,3 +128,46 @@ def test_hidden_states_reach_the_encoder_where_they_lie(
             assert [chunk.buffers()[-1].address for chunk in group[name].chunks] == lie
         else:
             assert group[name].num_chunks == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=40), max_size=60), st.integers(1, 50), st.integers(1, 3))
+def test_a_thread_writes_all_bytes_in_order(parts: list[bytes], piece: int, most: int) -> None:
+    """Those too whose memory is written over right after."""
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
+        patch.setattr(aside, "PIECE", piece)
+        patch.setattr(aside, "MOST", most)
+        file = io.BytesIO()
+        writer = Aside(file, thread)
+        for part in parts:
+            lent = bytearray(part)
+            assert writer.write(lent) == len(part)
+            lent[:] = bytes(len(part))
+        writer.flush()
+        assert file.getvalue() == b"".join(parts)
+
+
+class Disk(io.BytesIO):
+    """A disk that is full after so many bytes."""
+
+    room = 0
+
+    def write(self, data: bytes) -> int:
+        """Refuse what does not fit."""
+        if self.tell() + len(data) > self.room:
+            raise OSError(28, "No space left on device")
+        return super().write(data)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.999])
+def test_a_disk_that_is_full_is_told_wherever_that_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    whole = write(tmp_path / "whole", states(1), INT8, apart=True, row_group_rows=200)
+    monkeypatch.setattr(Disk, "room", int(share * whole.bytes))
+    monkeypatch.setattr(aside, "PIECE", 1 << 14)
+    made = Aside.__init__
+    monkeypatch.setattr(Aside, "__init__", lambda self, file, thread: made(self, Disk(), thread))
+    with pytest.raises(WriteFailed, match="No space"):
+        write(tmp_path / "full", states(1), INT8, apart=True, row_group_rows=200)
+    assert list(tmp_path.iterdir()) == [tmp_path / "whole"]

@@ -64,7 +64,7 @@ def dflash(tiny_folder, in_folder, capfd):
 )
 def test_the_file_is_the_one_of_a_recorder_in_the_same_process(dflash, in_folder, monkeypatch, words):
     """And the child needs no torch for it, with which it would start late and large."""
-    monkeypatch.setattr(process, "RingWriter", partial(RingWriter, 50_000))
+    monkeypatch.setattr(process, "capacity_for", lambda *_: 50_000)
     light = "; import sys; sys.exit('torch' in sys.modules)"
     monkeypatch.setattr(process, "PROGRAM", process.PROGRAM + light)
     codes, close = [], ProcessRecorder.close
@@ -90,7 +90,7 @@ def test_the_file_is_the_one_of_a_recorder_in_the_same_process(dflash, in_folder
 
 
 def test_a_recorder_that_falls_behind_holds_decoding_up_and_this_is_said(dflash, in_folder, monkeypatch):
-    monkeypatch.setattr(process, "RingWriter", partial(RingWriter, 20_000))
+    monkeypatch.setattr(process, "capacity_for", lambda *_: 20_000)
     begin = ProcessRecorder.begin
 
     def stopped(self):

@@ -13,8 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.draftfile.rows import RequestRows
-from dflash.engine.recorder import ring
-from dflash.engine.recorder.ring import ReaderGone, RingReader, RingWriter
+from dflash.engine.recorder import pages, ring
+from dflash.engine.recorder.ring import (
+    CAPACITY,
+    WIDE_CAPACITY,
+    ReaderGone,
+    RingReader,
+    RingWriter,
+    capacity_for,
+)
 from dflash.engine.recorder.wire import (
     Forms,
     dumps,
@@ -84,6 +91,28 @@ def test_a_reader_that_is_gone_is_noticed():
     with pytest.raises(ReaderGone):
         pair.writer.put(b"x" * 2000)
     pair.writer.close()
+
+
+@given(st.booleans(), st.none() | st.integers(0, 1 << 40))
+def test_a_ring_is_wider_for_whole_hidden_states_where_there_is_room(whole, free):
+    found = capacity_for(whole, free)
+    assert CAPACITY <= found <= WIDE_CAPACITY
+    assert found == CAPACITY if not whole else found <= max(CAPACITY, (free or 1 << 40) / 16)
+    assert found >= capacity_for(whole, None if free is None else free // 2)
+    assert capacity_for(True) == WIDE_CAPACITY
+
+
+@pytest.mark.parametrize("size", [8, pages.STEP, 3 * pages.STEP + 5])
+@pytest.mark.parametrize("wait", [0.0, 0.2])
+def test_pages_that_are_made_meanwhile_hold_what_is_written(size, wait):
+    """And a ring may be closed before all are made."""
+    pair = Pair(size)
+    pair.writer.make_ready()
+    pair.writer.put(b"x")
+    time.sleep(wait)
+    pair.writer.close()
+    pair.read()
+    assert pair.taken == [b"x"]
 
 
 def test_rows_arrive_as_they_left():

@@ -19,21 +19,25 @@ import pyarrow as pa
 import dflash
 from dflash.draftfile.journal import journal_path
 from dflash.draftfile.writer import Published
+from dflash.engine.free_memory import host_free
 from dflash.engine.judge import Row
 from dflash.engine.lane import Lane
 from dflash.engine.output import RecorderPlan
 from dflash.engine.recorder.recorder import Pressure
-from dflash.engine.recorder.ring import COUNT, ReaderGone, RingWriter
+from dflash.engine.recorder.ring import COUNT, ReaderGone, RingWriter, capacity_for
 from dflash.engine.recorder.totals import Totals
 from dflash.engine.recorder.unmade import Maker, Unmade
 from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loads, packed_row
 from dflash.engine.request import Request
 from dflash.errors import DflashError
 
-# so that memory which was used once is used again, by Arrow too: the system takes long to give it
+# so that memory which was used once is used again, by Arrow and by other threads too, and is given in large
+# pages where the C library asks for such: the system takes long to give it
 KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_ARENA_MAX": "1",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 PROGRAM = "from dflash.engine.recorder.child import main; main()"
@@ -61,7 +65,7 @@ class ProcessRecorder:
 
     def __init__(self, plan: RecorderPlan, ring: RingWriter | None = None) -> None:
         self._plan = plan
-        self._ring = ring or RingWriter()
+        self._ring = ring or RingWriter(capacity_for(_whole(plan), host_free()))
         self._replies, theirs = os.pipe()
         given = (self._ring.memory, self._ring.pieces, self._ring.acknowledged, theirs)
         # apart from the terminal's group: Ctrl-C there is for the decoding process alone
@@ -249,6 +253,11 @@ def open_process(plan: RecorderPlan) -> Iterator[ProcessRecorder]:
         yield recorder
     finally:
         recorder.close()
+
+
+def _whole(plan: RecorderPlan) -> bool:
+    """Whether rows come with whole hidden states."""
+    return bool(plan.header["features"]["mode"] == "all")
 
 
 def _environment() -> Mapping[str, str]:

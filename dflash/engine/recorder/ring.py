@@ -15,11 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from threading import Thread
 
-from dflash.engine.recorder.pages import make_ready
+from dflash.engine.recorder.pages import Making, make_ready
 
 CAPACITY = 64 << 20
+# of whole hidden states a GPU makes as much while a reader starts, and twice that in bursts of prompts
+WIDE_CAPACITY = 256 << 20
+# of the memory that is free, what a ring wider than usual may take
+SHARE = 1 / 16
 # where a piece begins, its bytes, whether its message goes on, and the writer's count of bytes after it
 PIECE = struct.Struct("<QQ?Q")
 COUNT = struct.Struct("<Q")
@@ -34,6 +37,17 @@ SMALL = 1 << 16
 
 class ReaderGone(Exception):
     """Nobody reads any more."""
+
+
+def capacity_for(whole: bool, free: int | None = None) -> int:
+    """Bytes of a ring for rows with hidden states, whole or not.
+
+    Args:
+        free: bytes of main memory that are free; None where nothing tells.
+    """
+    if not whole:
+        return CAPACITY
+    return WIDE_CAPACITY if free is None else max(CAPACITY, min(WIDE_CAPACITY, int(free * SHARE)))
 
 
 def shared_file(size: int) -> int:
@@ -80,7 +94,7 @@ class RingWriter:
         self._head = self._tail = 0
         self._ends: deque[tuple[int, int]] = deque()
         self._rows = 0
-        self._making: Thread | None = None
+        self._making: Making | None = None
 
     def make_ready(self) -> None:
         """Have the memory's pages made meanwhile."""
@@ -120,7 +134,7 @@ class RingWriter:
     def close(self) -> None:
         """Tell the other end that no more will come."""
         if self._making is not None:
-            self._making.join()
+            self._making.end()
         self._map.close()
         for descriptor in (self._pieces, self._acknowledged):
             os.close(descriptor)
