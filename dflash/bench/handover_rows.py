@@ -135,7 +135,9 @@ def packed_states(
     """Made-up hidden states `[tokens, channels]`, as large as `channels` says."""
     states = rng.standard_normal((tokens, len(channels)), np.float32) * channels
     values, scales = encode_features(torch.from_numpy(states), encoding)
-    return Packed(values.view(torch.uint8).numpy(), None if scales is None else scales.numpy(), lent=True)
+    # an engine sends them line behind line
+    lines = values.view(torch.uint8).contiguous().numpy()
+    return Packed(lines, None if scales is None else scales.numpy(), lent=True)
 
 
 def prefill_row(request: Request) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
@@ -17,7 +18,7 @@ class Aside:
 
     Args:
         file: Nobody else writes it meanwhile.
-        thread: A single one; closing is left to whoever made both.
+        thread: A single one, which is ended by whoever made it, after `end`.
     """
 
     def __init__(self, file: BinaryIO, thread: Executor) -> None:
@@ -25,6 +26,7 @@ class Aside:
         self._parts: list[bytes] = []
         self._size = 0
         self._flying: deque[Future[None]] = deque()
+        self._over = False
 
     @property
     def closed(self) -> bool:
@@ -35,8 +37,12 @@ class Aside:
         """Take some bytes.
 
         Raises:
-            OSError: The system refused earlier ones.
+            OSError: The system refused earlier ones, or this is after `end`.
         """
+        # a Parquet writer that could not be closed writes when it is collected, in the middle of anything:
+        # then no lock may be asked for
+        if self._over:
+            raise OSError(errno.EBADF, "no more is written")
         # of what is not Python's own, the memory may be written over
         self._parts.append(bytes(data))
         self._size += len(data)
@@ -53,6 +59,10 @@ class Aside:
         self._send()
         while self._flying:
             self._flying.popleft().result()
+
+    def end(self) -> None:
+        """Take nothing more."""
+        self._over = True
 
     def _send(self) -> None:
         while len(self._flying) >= MOST:

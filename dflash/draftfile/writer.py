@@ -148,7 +148,8 @@ class DraftFileWriter:
         if self._parquet is not None and self._parquet.is_open:
             with suppress(OSError, pa.ArrowException):
                 self._parquet.close()
-        if self._disk is not None:
+        if self._aside is not None and self._disk is not None:
+            self._aside.end()
             self._disk.shutdown()
         self._publication.discard()
 

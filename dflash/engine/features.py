@@ -155,7 +155,8 @@ class Features:
             values = packed[0]
             if self.whole == "bf16":
                 values = planes(values, np.array([len(values)]))
-            columns["feature_values"] = values.tobytes()
+            # where they arrived, which stays theirs as long as somebody holds it
+            columns["feature_values"] = np.ascontiguousarray(values).reshape(-1).data
         if len(packed) > 1:
             columns["feature_scale"] = packed[1].ravel()
         return columns

@@ -171,3 +171,17 @@ def test_a_disk_that_is_full_is_told_wherever_that_is_met(
     with pytest.raises(WriteFailed, match="No space"):
         write(tmp_path / "full", states(1), INT8, apart=True, row_group_rows=200)
     assert list(tmp_path.iterdir()) == [tmp_path / "whole"]
+
+
+def test_a_file_that_takes_nothing_more_asks_nobody() -> None:
+    """A Parquet writer that could not be closed writes when it is collected, in the middle of anything."""
+    with ThreadPoolExecutor(1) as thread:
+        file = io.BytesIO()
+        writer = Aside(file, thread)
+        writer.write(b"kept")
+        writer.flush()
+        writer.end()
+        writer._thread = None
+        with pytest.raises(OSError, match="no more"):
+            writer.write(bytes(2 * aside.PIECE))
+        assert file.getvalue() == b"kept"

@@ -137,8 +137,9 @@ def test_rows_arrive_as_they_left():
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 16) + 1, 1 << 20])
-def test_many_bytes_of_a_row_are_read_where_they_lie_in_its_message(size):
-    states, few = np.random.default_rng(size).bytes(size), b"few"
+@pytest.mark.parametrize("lent", [bytes, lambda data: np.frombuffer(bytearray(data), np.uint8).data])
+def test_many_bytes_of_a_row_are_read_where_they_lie_in_its_message(size, lent):
+    states, few = lent(np.random.default_rng(size).bytes(size)), b"few"
     message = b"".join(framed("row", 3, packed_row({"feature_values": states, "control_state": few})))
     _, _, packed = unframed(message)
     found = unpacked_row(packed)
@@ -148,7 +149,27 @@ def test_many_bytes_of_a_row_are_read_where_they_lie_in_its_message(size):
     rows = RequestRows("a", features=True)
     for row in ({"feature_values": found["feature_values"]}, {}, {"feature_values": few}):
         rows.append(row)
-    assert rows.table()["feature_values"].to_pylist() == [states, None, few]
+    assert rows.table()["feature_values"].to_pylist() == [bytes(states), None, few]
+
+
+@pytest.mark.parametrize("capacity", [2000, 1 << 20])
+@pytest.mark.parametrize("size", [1, 300, 1 << 16, (1 << 16) + 1, 300_000])
+def test_what_was_handed_over_is_read_whatever_is_written_over_it_later(capacity, size):
+    """Hidden states of a prompt of any size, and rings that hold a hundredth of it."""
+    pair = Pair(capacity)
+    reader = threading.Thread(target=pair.read)
+    reader.start()
+    lent, expected = np.empty(size, np.uint8), []
+    for number in range(5):
+        lent[:] = np.random.default_rng(number).integers(0, 256, size)
+        expected.append(lent.tobytes())
+        pair.writer.put(*framed("row", number, packed_row({"feature_values": lent.data, "step": number})))
+    lent[:] = 0
+    pair.writer.close()
+    reader.join()
+    found = [unframed(message) for message in pair.taken]
+    assert [index for _, index, _ in found] == list(range(5))
+    assert [bytes(unpacked_row(row)["feature_values"]) for _, _, row in found] == expected
 
 
 ARRAYS = [

@@ -46,13 +46,14 @@ class FarLane(NamedTuple):
 def packed_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with its arrays [n] as tuples of kind and bytes, which pickle several times faster.
 
-    Many bytes are not pickled: `unpacked_row` has them as they lie in the message.
+    Many bytes are not pickled: `unpacked_row` has them as they lie in the message, until which they must stay
+    as they are.
     """
     return {
         name: (value.dtype.char, value.tobytes())
         if type(value) is np.ndarray and value.dtype.char != "O"
-        else pickle.PickleBuffer(value)
-        if type(value) is bytes and len(value) > _SMALL
+        else _bytes(value)
+        if type(value) is bytes or type(value) is memoryview
         else _packed(value)
         for name, value in row.items()
     }
@@ -186,6 +187,10 @@ def unframed(text: bytes) -> tuple[Any, ...]:
 
 def _gap(size: int) -> bytes:
     return _GAPS[size % ALIGNED]
+
+
+def _bytes(value: Buffer) -> Any:
+    return pickle.PickleBuffer(value) if len(value) > _SMALL else bytes(value)
 
 
 def _packed(value: Any) -> Any:
