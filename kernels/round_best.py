@@ -16,21 +16,21 @@ BLOCK = 512
 
 
 class BestScratch(NamedTuple):
-    """Memory between the tiles of the vocabulary and what reads them."""
+    """Memory between the tiles of the vocabulary and what reads them; a call leaves `leads` as it found them."""
 
-    biased: Tensor
-    """float32 `[lanes x expanded, vocabulary]`: logits with the bias by the token before."""
-    leads: Tensor
-    """int64 `[lanes x expanded, tiles]`: the best key of each tile."""
     parts: DraftScratch
+    leads: Tensor
+    """int64 `[lanes x expanded]`: the best key of a slot while its level runs, else the least there is."""
+    rooted: Tensor
+    """int32 `[lanes x expanded]`: 1 if all that a slot's node hangs on could be drafted."""
 
     @classmethod
-    def make(cls, rows: int, vocabulary: int, top: int, biased: bool, device: torch.device) -> BestScratch:
+    def make(cls, rows: int, vocabulary: int, biased: bool, device: torch.device) -> BestScratch:
         """Allocate for so many expanded slots of all lanes."""
-        width = vocabulary if biased else 1
-        leads = torch.empty((rows, -(-vocabulary // BLOCK)), dtype=torch.int64, device=device)
-        parts = DraftScratch.make(rows, vocabulary, top, device)
-        return cls(torch.empty((rows, width), device=device), leads, parts)
+        least = torch.iinfo(torch.int64).min
+        leads = torch.full((rows,), least, dtype=torch.int64, device=device)
+        rooted = torch.empty((rows,), dtype=torch.int32, device=device)
+        return cls(DraftScratch.make(rows, vocabulary, biased, device), leads, rooted)
 
 
 def draft_best(
@@ -82,6 +82,6 @@ def draft_best(
     require_device("logits", logits)
     from dflash.kernels.round_best_triton import launch_best
 
-    rows, vocabulary, top = len(lanes.lengths) * tree.expanded, logits.shape[2], out.ids.shape[2]
-    held = scratch or BestScratch.make(rows, vocabulary, top, bias is not None, logits.device)
+    rows = len(lanes.lengths) * tree.expanded
+    held = scratch or BestScratch.make(rows, logits.shape[2], bias is not None, logits.device)
     launch_best(logits, bias, law, tree, lanes, out, ids, first, held, pdl and not interpreted())

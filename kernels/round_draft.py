@@ -12,7 +12,7 @@ from dflash.kernels.errors import DtypeRefused, ShapeRefused
 from dflash.kernels.lm_head_call import Draw
 from dflash.kernels.lm_head_reference import log_exponentials, ranked
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
-from dflash.kernels.round_slots import BLOCK, MAX_TOP, check_logits, power
+from dflash.kernels.round_slots import BLOCK, MAX_TOP, cells_of, check_logits
 from dflash.kernels.tensor_checks import check_dense
 
 MAX_RANK = 128
@@ -61,15 +61,22 @@ class DraftColumns(NamedTuple):
 class DraftScratch(NamedTuple):
     """Memory between the tiles of the vocabulary and their merge."""
 
-    keys: Tensor
+    biased: Tensor
+    """float32 `[rows, vocabulary]`: logits with the bias by the token before, where there is one."""
+    orders: Tensor
+    """int32 `[rows, cells]`: the largest logit of each cell."""
     sums: Tensor
+    """float32 `[2, rows, parts]`: largest logits and sums of exponentials, by cell with a bias, else by tile."""
 
     @classmethod
-    def make(cls, rows: int, vocabulary: int, top: int, device: torch.device) -> DraftScratch:
+    def make(cls, rows: int, vocabulary: int, biased: bool, device: torch.device) -> DraftScratch:
         """Allocate for so many rows of logits."""
-        tiles = -(-vocabulary // BLOCK)
-        keys = torch.empty((rows, tiles, power(top)), dtype=torch.int64, device=device)
-        return cls(keys, torch.empty((2, rows, tiles), device=device))
+        cells, tiles = cells_of(vocabulary), -(-vocabulary // BLOCK)
+        return cls(
+            torch.empty((rows, vocabulary if biased else 1), device=device),
+            torch.empty((rows, cells), dtype=torch.int32, device=device),
+            torch.empty((2, rows, cells if biased else tiles), device=device),
+        )  # fmt: skip
 
 
 def draft_level(
@@ -117,7 +124,7 @@ def draft_level(
     from dflash.kernels.round_draft_triton import launch_level
 
     most = len(lanes.lengths) * tree.branches
-    held = scratch or DraftScratch.make(most, logits.shape[2], out.ids.shape[2], logits.device)
+    held = scratch or DraftScratch.make(most, logits.shape[2], bias is not None, logits.device)
     launch_level(logits, depth, bias, law, tree, lanes, out, ids, held, pdl and not interpreted())
 
 

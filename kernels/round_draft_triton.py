@@ -10,17 +10,35 @@ from dflash.kernels.lm_head_draw import finite
 from dflash.kernels.race_noise import log_exponential, words_of_ids
 from dflash.kernels.round_draft import DraftColumns, DraftLaw, DraftScratch, LowRank
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
-from dflash.kernels.round_slots import BLOCK, power, row_stride
-from dflash.kernels.round_slots_triton import highest_of, leave_top, merged_top
+from dflash.kernels.round_slots import BLOCK, cell_of, cells_of, power, row_stride
+from dflash.kernels.round_slots_triton import TILE_WARPS, highest_of, merge_warps
+from dflash.kernels.row_cells import largest_of_row, leave_cells, search_plan
 from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, id_of_key, order_of_key, ordered, value_of
 
 
+# columns of a bias that are held at once
+HELD = tl.constexpr(8)
+
+
 @triton.jit
-def add_bias(logits, factor, Table, token, rank, RANK: tl.constexpr):
-    """Add the bias by the token before; `factor` are the rows of the logits' ids."""
-    r = tl.arange(0, RANK)
-    row = tl.load(Table + token.to(tl.int64) * rank + r, mask=r < rank, other=0.0).to(tl.float32)
-    return logits + tl.sum(factor.to(tl.float32) * row[None, :], 1)
+def load_factor(Factor, ids, real, start, rank: tl.constexpr, COLUMNS: tl.constexpr):
+    """Columns from `start` on of the factor's rows of ids."""
+    r = start + tl.arange(0, COLUMNS)
+    at = ids.to(tl.int64)[:, None] * rank + r[None, :]
+    return tl.load(Factor + at, mask=real[:, None] & (r < rank)[None, :], other=0.0)
+
+
+@triton.jit
+def bias_of(Factor, Table, token, ids, real, rank: tl.constexpr, RANK: tl.constexpr):
+    """The bias of ids by the token before."""
+    COLUMNS: tl.constexpr = RANK if RANK < HELD else HELD
+    bias = tl.zeros(ids.shape, tl.float32)
+    for start in tl.range(0, RANK, COLUMNS):
+        r = start + tl.arange(0, COLUMNS)
+        row = tl.load(Table + token.to(tl.int64) * rank + r, mask=r < rank, other=0.0)
+        factor = load_factor(Factor, ids, real, start, rank, COLUMNS)
+        bias += tl.sum(factor.to(tl.float32) * row.to(tl.float32)[None, :], 1)
+    return bias
 
 
 @triton.jit
@@ -37,11 +55,25 @@ def leave_sums(PartSums, at, apart, logits, order):
     tl.store(PartSums + apart + at, tl.sum(tl.exp(logits - finite(highest)), 0))
 
 
-@triton.jit(do_not_specialize=["per", "slot", "before_apart", "before_at", "vocabulary", "rank"])
+@triton.jit
+def leave_cell_sums(Orders, PartSums, at, apart, logits, order, CELL: tl.constexpr):
+    """Leave of each cell of a tile its largest order, as logit too, and its sum of exponentials below that."""
+    CELLS: tl.constexpr = order.shape[0] // CELL
+    best = tl.max(tl.reshape(order, [CELLS, CELL]), 1)
+    some = best != NO_ORDER
+    highest = tl.where(some, value_of(best), -float("inf"))
+    below = tl.reshape(logits, [CELLS, CELL]) - finite(highest)[:, None]
+    cell = at.to(tl.int64) * CELLS + tl.arange(0, CELLS)
+    tl.store(Orders + cell, best)
+    tl.store(PartSums + cell, highest)
+    tl.store(PartSums + apart.to(tl.int64) * CELLS + cell, tl.sum(tl.exp(below), 1))
+
+
+@triton.jit(do_not_specialize=["per", "slot", "before_apart", "before_at"])
 def draft_tiles(
-    Logits, Table, Factor, Before, PartKeys, PartSums,
-    lane_apart, row_apart, per, slot, before_apart, before_at, vocabulary, rank,
-    BLOCK_V: tl.constexpr, TOP: tl.constexpr, RANK: tl.constexpr, PDL: tl.constexpr,
+    Logits, Table, Factor, Before, Biased, Orders, PartSums,
+    lane_apart, row_apart, per, slot, before_apart, before_at, vocabulary, rank: tl.constexpr,
+    BLOCK_V: tl.constexpr, CELL: tl.constexpr, RANK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What a tile of a row's logits adds; grid (rows, tiles)."""
     row, tile = tl.program_id(0), tl.program_id(1)
@@ -50,18 +82,21 @@ def draft_tiles(
         tl.extra.cuda.gdc_launch_dependents()
     lane = row // per
     ids = tile * BLOCK_V + tl.arange(0, BLOCK_V)
+    real = ids < vocabulary
     base = Logits + lane.to(tl.int64) * lane_apart + slot * row_apart
-    logits = tl.load(base + ids, mask=ids < vocabulary, other=-float("inf")).to(tl.float32)
+    logits = tl.load(base + ids, mask=real, other=-float("inf")).to(tl.float32)
+    at, apart = row * tl.num_programs(1) + tile, tl.num_programs(0) * tl.num_programs(1)
     if RANK > 0:
         token = tl.maximum(tl.load(Before + lane * before_apart + before_at + row % per), 0)
-        r = tl.arange(0, RANK)
-        real = (ids < vocabulary)[:, None] & (r < rank)[None, :]
-        factor = tl.load(Factor + ids.to(tl.int64)[:, None] * rank + r[None, :], mask=real, other=0.0)
-        logits = add_bias(logits, factor, Table, token, rank, RANK)
-    order = tl.where(ids < vocabulary, ordered(logits), NO_ORDER)
-    at, apart = row * tl.num_programs(1) + tile, tl.num_programs(0) * tl.num_programs(1)
-    leave_sums(PartSums, at, apart, logits, order)
-    leave_top(PartKeys, at, order, ids, TOP)
+        logits = tl.where(real, logits + bias_of(Factor, Table, token, ids, real, rank, RANK), -float("inf"))
+        tl.store(Biased + row.to(tl.int64) * vocabulary + ids, logits, mask=real)
+        leave_cell_sums(
+            Orders, PartSums, at, apart, logits, tl.where(real, ordered(logits), NO_ORDER), CELL
+        )  # fmt: skip
+    else:
+        order = tl.where(real, ordered(logits), NO_ORDER)
+        leave_sums(PartSums, at, apart, logits, order)
+        leave_cells(Orders, at, order, CELL)
 
 
 @triton.jit
@@ -118,11 +153,12 @@ def store_lse(Lse, PartSums, slot, row, rows_all, tiles, TILES: tl.constexpr):
 
 @triton.jit
 def candidates(
-    PartKeys, Map, Ids, Values, slot, row, tiles, top,
-    TILES: tl.constexpr, TOP: tl.constexpr, MAPPED: tl.constexpr,
+    Orders, Base, Map, Ids, Values, slot, row, cells, vocabulary, top,
+    CELLS: tl.constexpr, SPAN: tl.constexpr, CELL: tl.constexpr, FINE: tl.constexpr, TOP: tl.constexpr,
+    MAPPED: tl.constexpr,
 ):  # fmt: skip
     """Logits and tokens of a row's best candidates, best first, as the drafter sees and stores them."""
-    keys = merged_top(PartKeys, row, tiles, TILES, TOP)
+    keys = largest_of_row(Orders, Base, row, cells, vocabulary, CELLS, SPAN, CELL, FINE, TOP)
     value, token = value_of(order_of_key(keys)), id_of_key(keys)
     value = tl.where(keys == NO_KEY, -float("inf"), value)
     if MAPPED:
@@ -135,16 +171,18 @@ def candidates(
 
 @triton.jit(
     do_not_specialize=[
-        "per", "depth", "nodes", "expanded", "branches", "rows_out", "before_apart", "before_at", "tiles",
-        "top", "top_p",
+        "per", "depth", "nodes", "expanded", "branches", "rows_out", "before_apart", "before_at", "cells",
+        "tiles", "top", "top_p",
     ]
 )  # fmt: skip
 def draft_draw(
-    PartKeys, PartSums, Map, Before, Temperatures, Keys, Lengths,
+    Logits, Biased, Orders, PartSums, Map, Before, Temperatures, Keys, Lengths,
     Tokens, Ranks, LogQ, Gaps, Margins, Lse, Ids, Values, Rows,
-    per, depth, nodes, expanded, branches, rows_out, before_apart, before_at, tiles, top, top_p,
-    TILES: tl.constexpr, TOP: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr,
-    CUT: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
+    lane_apart, row_apart, vocabulary,
+    per, depth, nodes, expanded, branches, rows_out, before_apart, before_at, cells, tiles, top, top_p,
+    CELLS: tl.constexpr, SPAN: tl.constexpr, CELL: tl.constexpr, FINE: tl.constexpr, TOP: tl.constexpr,
+    TILES: tl.constexpr, WIDTH: tl.constexpr,
+    COUNT: tl.constexpr, CUT: tl.constexpr, BIASED: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Join the tiles of one row and draw the nodes that hang on it; grid (rows, 2), the sum beside."""
     row = tl.program_id(0)
@@ -156,7 +194,14 @@ def draft_draw(
     if tl.program_id(1) == 1:
         store_lse(Lse, PartSums, slot, row, tl.num_programs(0), tiles, TILES)
         return
-    value, token = candidates(PartKeys, Map, Ids, Values, slot, row, tiles, top, TILES, TOP, MAPPED)
+    if BIASED:
+        base = Biased + row.to(tl.int64) * vocabulary
+    else:
+        base = Logits + lane.to(tl.int64) * lane_apart + (depth - 1) * row_apart
+    value, token = candidates(
+        Orders, base, Map, Ids, Values, slot, row, cells, vocabulary, top, CELLS, SPAN, CELL, FINE,
+        TOP, MAPPED,
+    )  # fmt: skip
     place = tl.arange(0, TOP)
     temperature = tl.load(Temperatures + lane)
     drawn = temperature > 0
@@ -196,22 +241,27 @@ def launch_level(
 ) -> None:  # fmt: skip
     """Run both kernels; a tensor that is not there is stood in for by one that is not read."""
     per = 1 if depth == 1 else tree.branches
-    rows, top, tiles = len(logits) * per, out.ids.shape[2], -(-logits.shape[2] // BLOCK)
+    rows, top, vocabulary = len(logits) * per, out.ids.shape[2], logits.shape[2]
     before = lanes.anchors if depth == 1 else out.tokens
     hangs = (1, 0) if depth == 1 else (tree.nodes, (depth - 2) * tree.branches)
     table = bias or LowRank(logits, logits)
     rank = 0 if bias is None else bias.table.shape[1]
-    shared = {"TOP": power(top), "PDL": pdl, "launch_pdl": pdl}
+    apart = (logits.stride(0), row_stride(logits))
+    tiles, cells = -(-vocabulary // BLOCK), cells_of(vocabulary)
+    parts = cells if rank else tiles
+    shared = {"PDL": pdl, "launch_pdl": pdl}
     draft_tiles[(rows, tiles)](
         logits, *table, before, *scratch,
-        logits.stride(0), row_stride(logits), per, depth - 1, *hangs, logits.shape[2], rank,
-        BLOCK_V=BLOCK, RANK=power(rank) if rank else 0, num_warps=8 if rank else 4, **shared,
+        *apart, per, depth - 1, *hangs, vocabulary, rank,
+        BLOCK_V=BLOCK, CELL=cell_of(vocabulary), RANK=power(rank) if rank else 0,
+        num_warps=2 * TILE_WARPS if rank else TILE_WARPS, **shared,
     )  # fmt: skip
     draft_draw[(rows, 2)](
-        *scratch, before if ids is None else ids, before, lanes.draft_temperatures, lanes.keys, lanes.lengths,
-        *out, per, depth, tree.nodes, tree.expanded, tree.branches, out.rows.shape[1], *hangs, tiles, top,
-        law.top_p,
-        TILES=power(tiles), WIDTH=law.top_k or top,
-        COUNT=tree.branches if depth == 1 else 1, CUT=law.top_p < 1.0, MAPPED=ids is not None,
-        num_warps=8 if tiles > 64 else 4, **shared,
+        logits, *scratch, before if ids is None else ids, before,
+        lanes.draft_temperatures, lanes.keys, lanes.lengths, *out,
+        *apart, vocabulary, per, depth, tree.nodes, tree.expanded, tree.branches, out.rows.shape[1], *hangs,
+        cells, parts, top, law.top_p,
+        TILES=power(parts), WIDTH=law.top_k or top,
+        COUNT=tree.branches if depth == 1 else 1, CUT=law.top_p < 1.0, BIASED=rank > 0,
+        MAPPED=ids is not None, num_warps=merge_warps(tiles), **search_plan(vocabulary, top), **shared,
     )  # fmt: skip

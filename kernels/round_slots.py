@@ -16,6 +16,9 @@ from dflash.kernels.tensor_checks import check_dense
 
 MAX_TOP = 32
 BLOCK = 1024
+# tokens of which a tile leaves the largest logit only
+CELL = 64
+MAX_CELLS = 4096
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -49,14 +52,15 @@ class SlotColumns(NamedTuple):
 class SlotScratch(NamedTuple):
     """Memory between the tiles of the vocabulary and their merge."""
 
-    keys: Tensor
+    orders: Tensor
+    """int32 `[rows, cells]`: the largest logit of each cell."""
     sums: Tensor
     picks: Tensor
     pick_logits: Tensor
     masses: Tensor
 
     @classmethod
-    def make(cls, rows: int, vocabulary: int, top: int, kids: int, device: torch.device) -> SlotScratch:
+    def make(cls, rows: int, vocabulary: int, kids: int, device: torch.device) -> SlotScratch:
         """Allocate for so many rows of logits."""
         tiles = -(-vocabulary // BLOCK)
 
@@ -64,7 +68,7 @@ class SlotScratch(NamedTuple):
             return torch.empty(size, dtype=dtype, device=device)
 
         return cls(
-            room(rows, tiles, power(top), dtype=torch.int64), room(4, rows, tiles),
+            room(rows, cells_of(vocabulary), dtype=torch.int32), room(4, rows, tiles),
             room(rows, tiles, 2, dtype=torch.int64), room(rows, tiles, 2), room(max(kids, 1), rows, tiles),
         )  # fmt: skip
 
@@ -72,6 +76,19 @@ class SlotScratch(NamedTuple):
 def power(count: int) -> int:
     """The next power of two, at least 2."""
     return max(2, 1 << (count - 1).bit_length())
+
+
+def cell_of(vocabulary: int) -> int:
+    """Tokens a cell: `CELL`, or as many more as leave `MAX_CELLS` cells of whole tiles."""
+    tiles, cell = -(-vocabulary // BLOCK), CELL
+    while tiles * BLOCK > MAX_CELLS * cell and 2 * cell < BLOCK:
+        cell *= 2
+    return cell
+
+
+def cells_of(vocabulary: int) -> int:
+    """Cells a row, those of whole tiles."""
+    return -(-vocabulary // BLOCK) * BLOCK // cell_of(vocabulary)
 
 
 def row_stride(logits: Tensor) -> int:
@@ -136,8 +153,7 @@ def target_slots(
     from dflash.kernels.round_slots_triton import launch_slots
 
     rows, kids = out.choice.numel(), tree.children.shape[1] if tree.nodes else 0
-    top, vocabulary = out.ids.shape[2], logits.shape[2]
-    held = scratch or SlotScratch.make(rows, vocabulary, top, kids, logits.device)
+    held = scratch or SlotScratch.make(rows, logits.shape[2], kids, logits.device)
     launch_slots(logits, tokens, asked, tree, lanes, out, held, kids, pdl and not interpreted())
     return out
 

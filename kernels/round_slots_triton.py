@@ -10,40 +10,26 @@ from dflash.kernels.lm_head_draw import finite
 from dflash.kernels.lm_head_merge import store_choice
 from dflash.kernels.race_noise import near_log_exponential, words_of_tile
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
-from dflash.kernels.round_slots import BLOCK, SlotColumns, SlotScratch, power, row_stride
+from dflash.kernels.round_slots import BLOCK, SlotColumns, SlotScratch, cell_of, power, row_stride
+from dflash.kernels.row_cells import largest_of_row, leave_cells, search_plan
 from dflash.kernels.sort_keys import (
     NO_KEY,
     NO_ORDER,
     TOP_ID,
     id_of_key,
-    join_lists,
     key_of,
     order_of_key,
     ordered,
     value_of,
 )
 
-
-@triton.jit
-def _largest(keys, TOP: tl.constexpr, CELL: tl.constexpr):
-    """The largest keys [TOP], best first; each is in one of the `TOP` cells with the largest keys."""
-    N: tl.constexpr = keys.shape[0]
-    if TOP * CELL * 2 > N:
-        return tl.topk(keys, TOP)
-    cells = tl.topk(tl.max(tl.reshape(keys, [N // CELL, CELL]), 1), TOP)
-    # tiles begin at multiples of their size
-    at = (id_of_key(cells) % N // CELL * CELL)[:, None] + tl.arange(0, CELL)[None, :]
-    found = tl.gather(keys, tl.reshape(at, [TOP * CELL]), 0)
-    there = tl.broadcast_to((cells != NO_KEY)[:, None], [TOP, CELL])
-    return tl.topk(tl.where(tl.reshape(there, [TOP * CELL]), found, NO_KEY), TOP)
+# the order in which a tile's numbers are summed depends on it, and so do bits that files keep
+TILE_WARPS = 4
 
 
-@triton.jit
-def leave_top(PartKeys, at, order, ids, TOP: tl.constexpr):
-    """Leave a tile's largest keys, best first, and return them."""
-    best = _largest(tl.where(order == NO_ORDER, NO_KEY, key_of(order, ids)), TOP, 4)
-    tl.store(PartKeys + at * TOP + tl.arange(0, TOP), best)
-    return best
+def merge_warps(tiles: int) -> int:
+    """Warps of a program that looks at all cells of a row."""
+    return 8 if tiles > 64 else 4
 
 
 @triton.jit
@@ -73,12 +59,12 @@ def _leave_picks(
     _leave_pick(PartPicks, PartLogits, 2 * at + 1, order, logits, ids)
 
 
-@triton.jit(do_not_specialize=["slots", "rows_in", "nodes", "vocabulary", "rows_all"])
+@triton.jit(do_not_specialize=["slots", "rows_in", "nodes", "rows_all"])
 def judge_tiles(
     Logits, Tokens, Depths, Children, Temperatures, Keys, Lengths,
-    PartKeys, PartSums, PartPicks, PartLogits, PartMass,
+    Orders, PartSums, PartPicks, PartLogits, PartMass,
     stride, slots, rows_in, nodes, vocabulary, rows_all,
-    BLOCK_V: tl.constexpr, TOP: tl.constexpr, KIDS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_V: tl.constexpr, CELL: tl.constexpr, KIDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """What a tile of a row's logits adds; grid (rows, tiles)."""
     row, tile = tl.program_id(0), tl.program_id(1)
@@ -95,11 +81,14 @@ def judge_tiles(
     temperature = tl.load(Temperatures + lane)
     tempered = 1.0 / tl.where(temperature > 0, temperature, 1.0)
     below = logits - finite(highest)
-    scaled = below * tempered
-    mass = tl.exp(scaled)
+    plain = tl.exp(below)
+    scaled, mass = below, plain
+    if temperature > 0:
+        scaled = below * tempered
+        mass = tl.exp(scaled)
     at, apart = row * tl.num_programs(1) + tile, rows_all * tl.num_programs(1)
     tl.store(PartSums + at, highest)
-    tl.store(PartSums + apart + at, tl.sum(tl.exp(below), 0))
+    tl.store(PartSums + apart + at, tl.sum(plain, 0))
     tl.store(PartSums + 2 * apart + at, tl.sum(mass, 0))
     # a finite stand-in for -inf, whose mass is 0
     tl.store(PartSums + 3 * apart + at, tl.sum(mass * tl.maximum(scaled, -1e4), 0))
@@ -108,17 +97,12 @@ def judge_tiles(
         token = tl.load(Tokens + lane * nodes + child, mask=child >= 0, other=-1)
         limit = tl.load(base + token, mask=token >= 0, other=float("inf")).to(tl.float32)
         tl.store(PartMass + kid * apart + at, tl.sum(tl.where(logits > limit, mass, 0.0), 0))
-    best = leave_top(PartKeys, at, order, ids, TOP)
+    leave_cells(Orders, at, order, CELL)
     if temperature > 0:
         position = (tl.load(Lengths + lane) + 1 + tl.load(Depths + slot)).to(tl.uint32, bitcast=True)
         _leave_picks(
             PartPicks, PartLogits, Keys, at, logits, tempered, position, lane, start, ids, vocabulary, BLOCK_V
         )  # fmt: skip
-    else:
-        place = tl.arange(0, TOP)
-        tl.store(PartPicks + 2 * at + place, best, mask=place < 2)
-        logit = tl.where(best == NO_KEY, 0.0, value_of(order_of_key(best)))
-        tl.store(PartLogits + 2 * at + place, logit, mask=place < 2)
 
 
 @triton.jit
@@ -172,23 +156,30 @@ def _store_sums(
 
 
 @triton.jit
-def merged_top(PartKeys, row, tiles, LISTS: tl.constexpr, TOP: tl.constexpr):
-    """The largest keys [TOP] of a row's tiles, best first."""
-    part, t = tl.arange(0, LISTS)[:, None], tl.arange(0, TOP)[None, :]
-    # in memory they fall, and the second half is to rise
-    at = part * TOP + tl.where(part < (LISTS + 1) // 2, t, TOP - 1 - t)
-    lists = tl.load(PartKeys + row.to(tl.int64) * tiles * TOP + at, mask=part < tiles, other=NO_KEY)
-    return tl.reshape(join_lists(tl.reshape(lists, [LISTS, 1, TOP]), LISTS, 1, TOP), [TOP])
+def _store_greedy(best, Choice, Logit, Gap, row, TOP: tl.constexpr):
+    """Store the choice at temperature 0, in the arithmetic of `store_choice`."""
+    place, logit = tl.arange(0, TOP), value_of(order_of_key(best))
+    highest = tl.sum(tl.where(place == 0, logit, 0.0), 0)
+    scaled = value_of(ordered(logit - tl.where(highest == highest, highest, 0.0)))
+    second = tl.sum(tl.where(place == 1, scaled, 0.0), 0)
+    tl.store(Choice + row, tl.sum(tl.where(place == 0, id_of_key(best), 0), 0))
+    tl.store(Logit + row, highest)
+    tl.store(Gap + row, tl.sum(tl.where(place == 0, scaled, 0.0), 0) - second)
 
 
-@triton.jit(do_not_specialize=["slots", "rows_in", "nodes", "rows_all", "tiles", "top", "expanded", "asked"])
+@triton.jit(
+    do_not_specialize=[
+        "slots", "rows_in", "nodes", "rows_all", "cells", "tiles", "top", "expanded", "asked",
+    ]
+)  # fmt: skip
 def merge_slots(
     Logits, Tokens, Asked, Depths, Children, Temperatures, Keys, Lengths,
-    PartKeys, PartSums, PartPicks, PartLogits, PartMass,
+    Orders, PartSums, PartPicks, PartLogits, PartMass,
     Ids, Values, Choice, ChoiceLogit, Gap, Lse, LseP, Entropy, NodeLogit, NodeMass, Found,
-    stride, slots, rows_in, nodes, rows_all, tiles, top, expanded, asked,
-    TILES: tl.constexpr, TOP: tl.constexpr, KIDS: tl.constexpr, ASKED: tl.constexpr,
-    PDL: tl.constexpr,
+    stride, slots, rows_in, nodes, vocabulary, rows_all, cells, tiles, top, expanded, asked,
+    CELLS: tl.constexpr, SPAN: tl.constexpr, CELL: tl.constexpr, FINE: tl.constexpr, TOP: tl.constexpr,
+    TILES: tl.constexpr, KIDS: tl.constexpr,
+    ASKED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A part of what the tiles of one row come to; grid (rows, 3), parts beside each other."""
     row, part = tl.program_id(0), tl.program_id(1)
@@ -199,21 +190,23 @@ def merge_slots(
     base = Logits + (lane * rows_in + slot).to(tl.int64) * stride
     temperature = tl.load(Temperatures + lane)
     if part == 0:
-        position = (tl.load(Lengths + lane) + 1 + tl.load(Depths + slot)).to(tl.uint32, bitcast=True)
-        zero = (position * 0).to(tl.uint32)
-        k0 = tl.load(Keys + 2 * lane).to(tl.uint32, bitcast=True)
-        k1 = tl.load(Keys + 2 * lane + 1).to(tl.uint32, bitcast=True)
-        drawn = temperature > 0
-        store_choice(
-            PartPicks, PartLogits, Choice, ChoiceLogit, Gap, Ids, row, tiles,
-            highest_of(PartSums, row, tiles, TILES), tl.where(drawn, temperature, 1.0), drawn,
-            (position, zero, zero, k0, k1), 2 * TILES, False,
-        )  # fmt: skip
+        if temperature > 0:
+            position = (tl.load(Lengths + lane) + 1 + tl.load(Depths + slot)).to(tl.uint32, bitcast=True)
+            zero = (position * 0).to(tl.uint32)
+            k0 = tl.load(Keys + 2 * lane).to(tl.uint32, bitcast=True)
+            k1 = tl.load(Keys + 2 * lane + 1).to(tl.uint32, bitcast=True)
+            store_choice(
+                PartPicks, PartLogits, Choice, ChoiceLogit, Gap, Ids, row, tiles,
+                highest_of(PartSums, row, tiles, TILES), temperature, temperature > 0,
+                (position, zero, zero, k0, k1), 2 * TILES, False,
+            )  # fmt: skip
     elif part == 1:
-        best = merged_top(PartKeys, row, tiles, TILES, TOP)
+        best = largest_of_row(Orders, base, row, cells, vocabulary, CELLS, SPAN, CELL, FINE, TOP)
         place = tl.arange(0, TOP)
         tl.store(Ids + row * top + place, id_of_key(best), mask=place < top)
         tl.store(Values + row * top + place, value_of(order_of_key(best)), mask=place < top)
+        if not temperature > 0:
+            _store_greedy(best, Choice, ChoiceLogit, Gap, row, TOP)
     else:
         fade, total = _store_sums(
             PartSums, Lse, LseP, Entropy, row, rows_all, tiles, highest_of(PartSums, row, tiles, TILES),
@@ -238,15 +231,16 @@ def launch_slots(
     rows, slots, top = out.choice.numel(), tree.nodes + 1, out.ids.shape[2]
     tiles, wanted = scratch.picks.shape[1], asked.shape[2]
     of_lanes = (lanes.temperatures, lanes.keys, lanes.lengths)
-    shared = {"TOP": power(top), "KIDS": kids, "PDL": pdl, "launch_pdl": pdl}
+    vocabulary, cells = logits.shape[2], scratch.orders.shape[1]
+    shared = {"KIDS": kids, "PDL": pdl, "launch_pdl": pdl}
     judge_tiles[(rows, tiles)](
         logits, tokens, tree.depths, tree.children, *of_lanes, *scratch,
-        row_stride(logits), slots, logits.shape[1], tree.nodes, logits.shape[2], rows,
-        BLOCK_V=BLOCK, num_warps=4, **shared,
+        row_stride(logits), slots, logits.shape[1], tree.nodes, vocabulary, rows,
+        BLOCK_V=BLOCK, CELL=cell_of(vocabulary), num_warps=TILE_WARPS, **shared,
     )  # fmt: skip
     merge_slots[(rows, 3)](
         logits, tokens, asked, tree.depths, tree.children, *of_lanes, *scratch, *out,
-        row_stride(logits), slots, logits.shape[1], tree.nodes, rows, tiles, top, tree.expanded, wanted,
-        TILES=power(tiles), ASKED=power(wanted) if asked.numel() else 0,
-        num_warps=8 if tiles > 64 else 4, **shared,
+        row_stride(logits), slots, logits.shape[1], tree.nodes, vocabulary, rows, cells, tiles, top,
+        tree.expanded, wanted, TILES=power(tiles), ASKED=power(wanted) if asked.numel() else 0,
+        num_warps=merge_warps(tiles), **search_plan(vocabulary, top), **shared,
     )  # fmt: skip

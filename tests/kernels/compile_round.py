@@ -79,7 +79,7 @@ def slots(tree: RoundTree, lanes: RoundLanes, vocabulary: int) -> list[object]:
     )  # fmt: skip
     kids = tree.branches if n else 0
     logits = torch.empty((count, n + 1, vocabulary), dtype=torch.bfloat16)
-    scratch = SlotScratch.make(count * (n + 1), vocabulary, 16, kids, torch.device("cpu"))
+    scratch = SlotScratch.make(count * (n + 1), vocabulary, kids, torch.device("cpu"))
     arguments = (
         logits,
         ints(count, n),
@@ -112,7 +112,7 @@ def level(
 ) -> list[object]:
     count = len(lanes.live)
     logits, bias = biased(tree, count, vocabulary)
-    scratch = DraftScratch.make(count * tree.branches, vocabulary, 16, torch.device("cpu"))
+    scratch = DraftScratch.make(count * tree.branches, vocabulary, True, torch.device("cpu"))
     ids = ints(vocabulary) if mapped else None
     arguments = (logits, depth, bias, law, tree, lanes, columns(tree, count), ids, scratch, True)
     return compiled(round_draft_triton, lambda: round_draft_triton.launch_level(*arguments))
@@ -121,7 +121,7 @@ def level(
 def levels(tree: RoundTree, lanes: RoundLanes, vocabulary: int, first: int, alone: bool) -> list[object]:
     count = len(lanes.live)
     logits, bias = biased(tree, count, vocabulary)
-    scratch = BestScratch.make(count * tree.expanded, vocabulary, 16, not alone, torch.device("cpu"))
+    scratch = BestScratch.make(count * tree.expanded, vocabulary, not alone, torch.device("cpu"))
     ids = ints(vocabulary) if first == 2 else None
     given = None if alone else bias
     arguments = (logits, given, DraftLaw(8), tree, lanes, columns(tree, count), ids, first, scratch, True)

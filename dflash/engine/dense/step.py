@@ -49,7 +49,7 @@ class DenseStep:
         self._forced = _columns(self.chain, view["forced_ids"], view["forced_logits"]) if drawn else None
         kids = self.tree.branches if self.tree.nodes else 0
         rows = count * (self.tree.nodes + 1)
-        self._scratch = SlotScratch.make(rows, trunk.vocabulary, plan.top, kids, device)
+        self._scratch = SlotScratch.make(rows, trunk.vocabulary, kids, device)
         self._cache, self._verify = self._verifying()
         self._draft: DraftPart | None = None
         self._context: list[KeyValue] = []
@@ -126,7 +126,7 @@ class DenseStep:
         way: dict[str, Any] = {"impl": self.way.impl, "pdl": self.way.pdl}
         given = (draft.bias, draft.law, self.chain, self.inputs.lanes, out)
         for depth in range(1, self.chain.length + 1):
-            draft_level(logits, depth, *given, ids=draft.ids, scratch=draft.drawing, **way)
+            draft_level(logits, depth, *given, ids=draft.ids, scratch=draft.scratch.parts, **way)
             out.tokens[:, depth - 1].copy_(self.inputs.trunk[depth - 1])
 
 

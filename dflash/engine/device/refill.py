@@ -101,7 +101,7 @@ class PromptRound:
         layout = layout_of(fields)
         self.records = PromptRecords(self.record, layout)
         self.signs = None if plan.projection is None else sign_words(plan.projection)
-        self.scratch = SlotScratch.make(MOST, trunk.vocabulary, plan.top, 0, device)
+        self.scratch = SlotScratch.make(MOST, trunk.vocabulary, 0, device)
         self.maker = PromptRows(Records(self.record.cpu().numpy(), layout), plan.store_topk)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.after: torch.cuda.Event | None = None

@@ -29,7 +29,7 @@ from dflash.kernels.pack_features import pack_features
 from dflash.kernels.round_best import BestScratch, draft_best
 from dflash.kernels.round_confidence import ConfidenceWeights, confidences
 from dflash.kernels.round_cut import cut_nodes
-from dflash.kernels.round_draft import DraftColumns, DraftScratch, LowRank, draft_level
+from dflash.kernels.round_draft import DraftColumns, LowRank, draft_level
 from dflash.kernels.round_finish import round_finish
 from dflash.kernels.round_inputs import RowInputs, round_inputs
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
@@ -67,10 +67,9 @@ class DraftPart:
         self.mask_token = -1 if learned else drafter.config.mask_token
         device = step.layers[0].norm.device
         candidates = drafter.config.draft_vocabulary or drafter.config.vocabulary
-        top = draft_top(drafter, plan.store_topk)
         biased = self.bias is not None
-        self.drawing = DraftScratch.make(lanes * tree.branches, candidates, top, device)
-        self.leading = BestScratch.make(lanes * tree.expanded, candidates, top, biased, device)
+        # a level has no more rows than there are expanded slots
+        self.scratch = BestScratch.make(lanes * tree.expanded, candidates, biased, device)
         self.confident = self._confidence_weights()
 
     def run(
@@ -100,9 +99,9 @@ class DraftPart:
         shared: dict[str, Any] = {"ids": self.ids, "impl": way.impl, "pdl": way.pdl}
         forks = 1 if self.tree.branches > 1 else 0
         for depth in range(1, 1 + (length if drawn else forks)):
-            draft_level(logits, depth, *given, scratch=self.drawing, **shared)
+            draft_level(logits, depth, *given, scratch=self.scratch.parts, **shared)
         if not drawn and length > forks:
-            draft_best(logits, *given, first=forks + 1, scratch=self.leading, **shared)
+            draft_best(logits, *given, first=forks + 1, scratch=self.scratch, **shared)
         if self.confident is not None:
             confidences(
                 hidden, out.tokens, self.confident, self.tree, lanes, confidence, impl=way.impl, pdl=way.pdl
@@ -179,7 +178,7 @@ class DeviceRound:
         self.signs = None if plan.projection is None else sign_words(plan.projection)
         self.draft = self._draft_part(count)
         rows, kids = count * (self.tree.nodes + 1), self.tree.branches if self.tree.nodes else 0
-        self.slot_scratch = SlotScratch.make(rows, trunk.vocabulary, plan.top, kids, device)
+        self.slot_scratch = SlotScratch.make(rows, trunk.vocabulary, kids, device)
         self.drawn = False
         self._built: _Built | None = None
 
