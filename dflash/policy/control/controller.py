@@ -145,9 +145,11 @@ class Controller:
         """Go on without further outcomes."""
         scopes, delay, coming = self._scopes(who), self.control.delay, []
         self.scheduler.state = _copied(self.scheduler.state)
+        stays = False
         for step in range(delay + 1):
-            coming.append(self._ask(who, load))
+            coming.append(coming[-1] if stays else self._ask(who, load))
             self.scheduler.passed(scopes)
+            stays = self.scheduler.held(scopes) > 0
             known = len(self._late) + step - delay
             if 0 <= known < len(self._late):
                 self._learn(self._late[known])

@@ -13,7 +13,7 @@ from dflash.policy.parameter import Number, Whole
 from dflash.policy.step_time import StepTime
 
 _SHORTEST_US = 1e-3
-_KEPT = 8
+_KEPT = 512
 # tokens; step times hardly change over fewer
 _CONTEXTS = 64
 
@@ -71,7 +71,10 @@ class _Scheduler(Scheduler):
         self.control = control
         self.step_time = step_time
         self.lengths = np.arange(min(control.shortest, frame.longest), frame.longest + 1)
-        self._round_us: dict[Load, F64] = {}
+        # a profile may say that nothing depends on one of these
+        self._batched, self._long = (len(axis) > 1 for axis in step_time.verify_us.axes[1:])
+        self._batched = self._batched or any(len(axis) > 1 for axis in step_time.draft_us.axes[2:])
+        self._round_us: dict[tuple[int, int], F64] = {}
         super().__init__(frame, size)
 
     def fresh(self, size: int) -> State:
@@ -174,13 +177,14 @@ class _Scheduler(Scheduler):
         return int(self.lengths[best])
 
     def _us(self, load: Load) -> F64:
-        """Microseconds of a round by length, at about this context; the last few are kept."""
-        load = load._replace(context=float(_CONTEXTS * round(load.context / _CONTEXTS)))
-        if load not in self._round_us:
+        """Microseconds of a round by length, at about this context; they are kept."""
+        steps = round(load.context / _CONTEXTS)
+        known = load.requests if self._batched else 0, steps if self._long else min(steps, 1)
+        if known not in self._round_us:
             if len(self._round_us) == _KEPT:
                 self._round_us.clear()
             branches, requests = self.frame.branches, load.requests
             draft = self.step_time.draft(self.lengths, branches, requests)
-            verify = self.step_time.verify(self.lengths * branches, requests, load.context)
-            self._round_us[load] = draft + verify
-        return self._round_us[load]
+            verify = self.step_time.verify(self.lengths * branches, requests, float(_CONTEXTS * steps))
+            self._round_us[known] = draft + verify
+        return self._round_us[known]
