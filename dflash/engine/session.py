@@ -188,6 +188,9 @@ class Session:
         settings = self.settings
         with self._opened() as recorder:
             self._recorder, started = recorder, perf_counter()
+            if isinstance(self.engine, DeviceEngine):
+                # what is kept of a request goes to the recorder in its turn, by no sink
+                self.engine.defers = not recorder.keeps
             conversations = self._resumed(conversations, recorder)
             metrics = self._metrics(recorder)
             sink: Sink = metrics or recorder

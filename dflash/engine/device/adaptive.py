@@ -118,7 +118,7 @@ class AdaptiveEngine(DeviceEngine):
         self._forget_empty()
         while self._launch(lanes):
             pass
-        self._give_prompts(sink)
+        self._hand_on(sink)
         self._take_in(self._flights.popleft(), sink)
 
     def _forget_empty(self) -> None:

@@ -15,6 +15,7 @@ from dflash.engine.device.groups import Flight, LaneGroup, lane_groups
 from dflash.engine.device.landing import Landing
 from dflash.engine.device.law import LaneLaw, Laws
 from dflash.engine.device.prompted import PromptedEngine
+from dflash.engine.device.queued import QueuedSink
 from dflash.engine.device.refill import PromptRound
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
@@ -36,6 +37,7 @@ class DeviceEngine(PromptedEngine):
         rounds: what runs on the device, of the first group.
         wasted_rounds: rounds of lanes that had met their stop string already.
         quiet: whether rounds leave tokens alone, and no rows.
+        defers: whether rows are handed over only once the next rounds are queued.
     """
 
     def __init__(self, *parts: Any, rounds: Sequence[DeviceRound], **more: Any) -> None:
@@ -44,7 +46,8 @@ class DeviceEngine(PromptedEngine):
         self.groups = lane_groups(rounds)
         self.rounds = rounds[0]
         self.wasted_rounds = 0
-        self.quiet = False
+        self.quiet, self.defers = False, True
+        self._queued: QueuedSink | None = None
         count = self.trunk.cache.lanes
         self._laws = np.zeros((count, len(Laws._fields)))
         # of trunks, now and once their requests have ended by length
@@ -97,7 +100,20 @@ class DeviceEngine(PromptedEngine):
     def run(
         self, conversations: Iterable[Conversation], sink: Sink, *how: Any, **more: Any
     ) -> Iterator[Lane]:
-        """As `Engine.run`; rounds go on while the dense rows of requests that have ended are computed."""
+        """As `Engine.run`; rounds go on while rows are handed over, and dense ones computed."""
+        if self.quiet or not self.defers:
+            yield from self._run(conversations, sink, *how, **more)
+            return
+        self._queued = QueuedSink(sink)
+        try:
+            yield from self._run(conversations, self._queued, *how, **more)
+        finally:
+            queued, self._queued = self._queued, None
+            queued.flush()
+
+    def _run(
+        self, conversations: Iterable[Conversation], sink: Sink, *how: Any, **more: Any
+    ) -> Iterator[Lane]:
         if self.dense is None:
             yield from super().run(conversations, sink, *how, **more)
             return
@@ -106,6 +122,12 @@ class DeviceEngine(PromptedEngine):
             yield from super().run(conversations, late, *how, **more)
         finally:
             late.flush()
+
+    def _hand_on(self, sink: Sink) -> None:
+        """Give the sink what has waited until rounds were queued."""
+        self._give_prompts(sink)
+        if self._queued is not None:
+            self._queued.flush()
 
     def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
         if isinstance(sink, LateSink):
@@ -118,7 +140,7 @@ class DeviceEngine(PromptedEngine):
             before, group.flying = group.flying, None
             if open_lanes := group.own(lanes):
                 group.flying = self._launched(group, open_lanes, before)
-            self._give_prompts(sink)
+            self._hand_on(sink)
             if before is not None:
                 self._land(group, before, sink)
 

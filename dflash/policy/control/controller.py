@@ -143,7 +143,8 @@ class Controller:
 
     def _simulated(self, who: I64, load: Load) -> Ahead:
         """Go on without further outcomes."""
-        scopes, delay, coming = self._scopes(who), self.control.delay, []
+        scopes, delay = self._scopes(who), self.control.delay
+        coming: list[Asked] = []
         self.scheduler.state = _copied(self.scheduler.state)
         stays = False
         for step in range(delay + 1):
