@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import process_time
+from time import thread_time
 from typing import Any
 
 from dflash.bench.handover_rows import (
@@ -42,8 +42,8 @@ class Cost:
     """What it took.
 
     Attributes:
-        row_us: of the decoding process, a row.
-        request_us: of the decoding process, for the start and the end of a request.
+        row_us: of the thread that decodes, a row.
+        request_us: of that thread, for the start and the end of a request.
         recorder_us: of the recorder's processor time a row, its start left out.
         threads_us: the same of each of its threads; empty where the system does not tell.
         blocked: seconds.
@@ -61,15 +61,15 @@ class Cost:
 
 @dataclass(slots=True)
 class _Clock:
-    """Processor time of this process, summed over calls."""
+    """Processor time of the thread that decodes, summed over calls."""
 
     seconds: float = 0.0
 
     def run(self, call: Callable[..., Any], *given: Any) -> None:
         """Call, and count how long that took."""
-        begun = process_time()
+        begun = thread_time()
         call(*given)
-        self.seconds += process_time() - begun
+        self.seconds += thread_time() - begun
 
 
 class _Decoding:

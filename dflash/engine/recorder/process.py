@@ -31,13 +31,10 @@ from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loa
 from dflash.engine.request import Request
 from dflash.errors import DflashError
 
-# so that memory which was used once is used again, by Arrow and by other threads too, and is given in large
-# pages where the C library asks for such: the system takes long to give it
+# so that memory which was used once is used again, by Arrow too: the system takes long to give it
 KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_ARENA_MAX": "1",
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 PROGRAM = "from dflash.engine.recorder.child import main; main()"
