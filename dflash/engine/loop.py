@@ -118,6 +118,8 @@ class Engine:
         free = list(range(self.trunk.cache.lanes))
         try:
             while not stopping():
+                if not busy:
+                    self._rest(sink)
                 while free and (not busy or arrived()) and (found := next(source, None)) is not None:
                     self._begin(free, busy, found, None, sink, on_text)
                 if not busy:
@@ -193,6 +195,9 @@ class Engine:
 
     def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """Before a round of these lanes: emit the first tokens of prompts that were only begun."""
+
+    def _rest(self, sink: Sink) -> None:
+        """Before it waits for a conversation with all lanes empty: hold nothing back."""
 
     def _drop_prompts(self) -> None:
         """Forget prompts that were only begun."""

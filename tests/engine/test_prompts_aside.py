@@ -285,3 +285,48 @@ def test_prompts_behind_queued_rounds_let_more_be_queued_before_they_are_waited_
     assert list(joined) == list(added)
     for name, (round_, idle) in joined.items():
         assert round_ >= added[name] + given[name][1] or idle
+
+
+class Noting:
+    """Which requests a sink was told of, and how many rows of each."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}
+        self.told: list[Any] = []
+        self._names: dict[int, str] = {}
+
+    def opened(self, lane: Any) -> None:
+        self._names[lane.index] = lane.request.request_id
+        self.rows[lane.request.request_id] = 0
+
+    def row(self, lane: Any, row: Any) -> None:
+        self.rows[self._names[lane.index]] += 1
+
+    def closed(self, lane: Any) -> None:
+        self.told.append(lane.request.request_id)
+
+    def ended(self, order: int) -> None:
+        self.told.append(order)
+
+
+@pytest.mark.parametrize("kind", ["plain", "chain", "dense", "window"])
+def test_nothing_is_held_back_while_an_engine_waits_for_a_prompt(
+    target: Any, drafter: str, tmp_path: Path, kind: str
+) -> None:
+    drafts = {"drafter": drafter, "draft_impl": "native", "draft_temperature": 4.0}
+    chosen = (drafts | KINDS[kind] if kind != "plain" else KINDS[kind]) | {"lanes": 1, "max_new_tokens": 7}
+    run = draft_runs.session(
+        target, tmp_path / "unused.parquet", target_impl="native", rounds="device", **chosen
+    )
+    sink, seen = Noting(), []
+
+    def arriving() -> Any:
+        for conversation in run.conversations(with_ids(map(text_prompt, draft_runs.prompts(4)))):
+            seen.append((list(sink.told), dict(sink.rows)))
+            yield conversation
+
+    lanes = [lane.request.request_id for lane in run.engine.run(arriving(), sink)]
+    for place, (told, rows) in enumerate(seen):
+        assert told == [name for order in range(place) for name in (lanes[order], order)]
+        assert list(rows) == lanes[:place]
+        assert all(rows.values())

@@ -129,6 +129,11 @@ class DeviceEngine(PromptedEngine):
         if self._queued is not None:
             self._queued.flush()
 
+    def _rest(self, sink: Sink) -> None:
+        if isinstance(sink, LateSink):
+            sink.flush()
+        self._hand_on(sink)
+
     def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
         if isinstance(sink, LateSink):
             sink.tend()
