@@ -137,6 +137,8 @@ class Engine:
                     going = [lane for lane, _ in busy.values() if begun(lane) and not lane.done]
                     if going:
                         self.round(going, sink)
+                    else:
+                        self._rest(sink)
         finally:
             self._drop_prompts()
             # a prompt without a first token was not answered at all
@@ -197,7 +199,7 @@ class Engine:
         """Before a round of these lanes: emit the first tokens of prompts that were only begun."""
 
     def _rest(self, sink: Sink) -> None:
-        """Before it waits for a conversation with all lanes empty: hold nothing back."""
+        """Hold nothing back: no lane decodes, and the next conversation may be long in coming."""
 
     def _drop_prompts(self) -> None:
         """Forget prompts that were only begun."""
@@ -229,6 +231,7 @@ class Engine:
             kept: of the prompt's hidden states.
             sink: for its rows.
         """
+        sink.opened(lane)
         emission = self._first_token(lane, int(row["slot_choice"][0]))
         self._give_prompt(lane, row, kept, emission, sink)
 
@@ -240,9 +243,8 @@ class Engine:
     def _give_prompt(
         self, lane: Lane, row: Row, kept: PromptFeatures | None, emission: Emission, sink: Sink
     ) -> None:
-        """Open a request in the sink with the rows of its prompt, whose first token was emitted."""
+        """Give the sink the rows of a request's prompt, whose first token was emitted."""
         request = lane.request
-        sink.opened(lane)
         row |= {
             "kind": PREFILL,
             "round": -1,

@@ -241,7 +241,7 @@ class Session:
         return (ResumedConversation(one, recorder, self.target) for one in conversations)
 
     def sync(self) -> None:
-        """Make what was recorded so far survive a power cut: nothing will be recorded for a while."""
+        """Make what the recorder was given survive a power cut: nothing will be recorded for a while."""
         if self._recorder is not None:
             self._recorder.sync()
 

@@ -251,7 +251,7 @@ def test_other_controls_go_through_the_host_and_it_is_said(
         draft_runs.session(target, tmp_path / "run.parquet", **given | {"rounds": "device"})
 
 
-def test_rungs_are_none_powers_of_two_and_all() -> None:
+def test_rungs_are_none_those_of_full_rows_and_all() -> None:
     assert [rung_lengths(longest) for longest in (0, 1, 2, 7, 8)] == [
-        [0], [0, 1], [0, 1, 2], [0, 1, 2, 4, 7], [0, 1, 2, 4, 8],
+        [0], [0, 1], [0, 1, 2], [0, 1, 3, 7], [0, 1, 3, 7, 8],
     ]  # fmt: skip

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from dflash.drafters.base import Drafter
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.kernels.ancestors import MAX_NODES
+from dflash.kernels.attention_checks import Impl
 from dflash.kernels.round_rows import RowStores, spread_lane
 from dflash.target.native import NativeTrunk, padded_width
 from dflash.target.native_layers import KeyValue
@@ -26,21 +28,34 @@ def lanes_for(width: int, lane_bytes: int) -> int:
 
 
 class _Known:
-    """The caches of a model's layers, told to the device when they have moved."""
+    """Where the caches of a model's layers lie, told to the device when they have moved."""
 
     def __init__(self) -> None:
-        self._stores: RowStores | None = None
+        self._place: list[tuple[int, torch.Size]] = []
+        self._addresses: list[Tensor] = []
 
-    def at(self, pairs: Sequence[KeyValue]) -> RowStores:
-        """Caches as they lie now."""
+    def at(self, pairs: Sequence[KeyValue]) -> list[RowStores]:
+        """Caches as they lie now, those of like heads together."""
         tensors = [tensor for pair in pairs for tensor in pair]
-        if self._stores is None or any(map(_elsewhere, self._stores.stores, tensors)):
-            self._stores = RowStores.of(tensors)
-        return self._stores
+        alike: dict[tuple[int, int], list[Tensor]] = {}
+        for tensor in tensors:
+            alike.setdefault((tensor.shape[1], tensor.shape[3]), []).append(tensor)
+        place = [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
+        if place != self._place:
+            found = [RowStores.of(group) for group in alike.values()]
+            # not the caches themselves, which may be outgrown
+            self._place, self._addresses = place, [stores.addresses for stores in found]
+            return found
+        return [
+            RowStores(tuple(group), at) for group, at in zip(alike.values(), self._addresses, strict=True)
+        ]
 
 
-def _elsewhere(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() != other.data_ptr() or one.shape != other.shape
+def _spread(
+    source: Sequence[RowStores], goal: Sequence[RowStores], lane: int, length: int, impl: Impl
+) -> None:
+    for old, new in zip(source, goal, strict=True):
+        spread_lane(old, new, lane, length, impl=impl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +99,11 @@ class DenseLanes:
         """Copy the first `length` rows of a live lane into every lane."""
         impl = self.trunk.step.way.impl
         live, own, live_context, own_context = self.known
-        spread_lane(live.at(trunk.stores()), own.at(self.trunk.stores()), lane, length, impl=impl)
+        _spread(live.at(trunk.stores()), own.at(self.trunk.stores()), lane, length, impl)
         if (mine := self.own_drafter) is not None and isinstance(drafter, BlockFamily):
             mine.follow(drafter, length)
             source, goal = (each.cache.whole(length) for each in (drafter, mine))
-            spread_lane(live_context.at(source), own_context.at(goal), lane, length, impl=impl)
+            _spread(live_context.at(source), own_context.at(goal), lane, length, impl)
 
 
 def rows_needed(trunk: NativeTrunk, drafter: Drafter, tokens: int) -> int:

@@ -73,9 +73,9 @@ class _Landed(NamedTuple):
 class AdaptiveEngine(DeviceEngine):
     """Decodes like `DeviceEngine`, in shapes that change from round to round.
 
-    Rounds whose shape is decided already are queued in chains as far as it stays the same, and one by one
-    where it does not, or where the control is about to choose another. Of a control that does not say how
-    long a shape lasts, chains are queued beyond what is decided once shapes have been steady for a while.
+    Rounds whose shape is decided already are queued in chains as far as it stays the same and they may be
+    read together (`Ahead.together`), else one by one. Of a control that does not say how long a shape lasts,
+    chains are queued beyond what is decided once shapes have been steady for a while.
 
     Attributes:
         ladder: what runs on the device.

@@ -11,11 +11,11 @@ import numpy as np
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.dense.late import LateSink
 from dflash.engine.device.arrays import Records
+from dflash.engine.device.deferring import DeferringSink
 from dflash.engine.device.groups import Flight, LaneGroup, lane_groups
 from dflash.engine.device.landing import Landing
 from dflash.engine.device.law import LaneLaw, Laws
 from dflash.engine.device.prompted import PromptedEngine
-from dflash.engine.device.queued import QueuedSink
 from dflash.engine.device.refill import PromptRound
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
@@ -47,7 +47,7 @@ class DeviceEngine(PromptedEngine):
         self.rounds = rounds[0]
         self.wasted_rounds = 0
         self.quiet, self.defers = False, True
-        self._queued: QueuedSink | None = None
+        self._deferring: DeferringSink | None = None
         count = self.trunk.cache.lanes
         self._laws = np.zeros((count, len(Laws._fields)))
         # of trunks, now and once their requests have ended by length
@@ -104,12 +104,12 @@ class DeviceEngine(PromptedEngine):
         if self.quiet or not self.defers:
             yield from self._run(conversations, sink, *how, **more)
             return
-        self._queued = QueuedSink(sink)
+        deferring = self._deferring = DeferringSink(sink)
         try:
-            yield from self._run(conversations, self._queued, *how, **more)
+            yield from self._run(conversations, deferring, *how, **more)
         finally:
-            queued, self._queued = self._queued, None
-            queued.flush()
+            self._deferring = None
+            deferring.flush()
 
     def _run(
         self, conversations: Iterable[Conversation], sink: Sink, *how: Any, **more: Any
@@ -126,8 +126,8 @@ class DeviceEngine(PromptedEngine):
     def _hand_on(self, sink: Sink) -> None:
         """Give the sink what has waited until rounds were queued."""
         self._give_prompts(sink)
-        if self._queued is not None:
-            self._queued.flush()
+        if self._deferring is not None:
+            self._deferring.flush()
 
     def _rest(self, sink: Sink) -> None:
         if isinstance(sink, LateSink):

@@ -95,9 +95,9 @@ class Shapes(NamedTuple):
 
 
 def rung_lengths(longest: int) -> list[int]:
-    """No draft, powers of two, and the longest."""
-    powers = (1 << step for step in range(longest.bit_length()))
-    return sorted({0, longest, *(power for power in powers if power < longest)})
+    """No draft, those that fill a power of two of rows with their anchor, and the longest."""
+    full = ((1 << step) - 1 for step in range(longest.bit_length()))
+    return sorted({0, longest, *full})
 
 
 class RoundLadder:

@@ -31,7 +31,7 @@ class _Answered(NamedTuple):
     """Prompts whose first tokens were emitted, and that have no rows yet."""
 
     refill: Refill
-    emissions: Sequence[Emission]
+    emissions: list[Emission]
 
 
 class Refills:
@@ -157,11 +157,11 @@ class PromptedEngine(Engine):
     def _answer_prompts(self, refill: Refill, sink: Sink) -> None:
         """Wait for prompts, and emit their first tokens; their rows can wait until rounds are queued."""
         tokens = self.prompts.first_tokens(refill)
-        emissions = []
+        # first, so that lanes are opened even if whoever follows a text breaks this off
+        self._answered.append(_Answered(refill, emissions := []))
         for lane, token in zip(refill.lanes, tokens, strict=True):
             emissions.append(self._first_token(lane, token))
             self._take_part(lane)
-        self._answered.append(_Answered(refill, emissions))
         if self.quiet:
             self._give_prompts(sink)
 
@@ -169,13 +169,13 @@ class PromptedEngine(Engine):
         """Give the sink the rows of prompts whose first tokens were emitted."""
         while self._answered:
             refill, emissions = self._answered.popleft()
-            if self.quiet:
-                for lane in refill.lanes:
-                    sink.opened(lane)
-            else:
-                columns = self.prompts.rows(refill), self._kept(refill), emissions
-                for lane, *given in zip(refill.lanes, *columns, strict=True):
-                    self._give_prompt(lane, *given, sink)
+            for lane in filter(begun, refill.lanes):
+                sink.opened(lane)
+            if not self.quiet:
+                columns = self.prompts.rows(refill), self._kept(refill)
+                # of one whose first token was broken off there are no rows
+                for lane, row, kept, emission in zip(refill.lanes, *columns, emissions, strict=False):
+                    self._give_prompt(lane, row, kept, emission, sink)
             self.prompts.forget(refill)
 
     def _sent(self, refill: Refill) -> Refill:

@@ -100,8 +100,11 @@ class RecorderChild:
                 case "opened", index, request:
                     self._lanes[index] = FarLane(index, request)
                     recorder.opened(self._lanes[index])
-                case "closed", index:
+                case "closed", index if index in self._lanes:
                     recorder.closed(self._lanes[index])
+                case "closed", _:
+                    # of a request that nobody opened, as one that was broken off at its start
+                    pass
                 case "ended", order:
                     recorder.ended(order)
                 case ("sync",):
