@@ -38,7 +38,7 @@ part llama 200 step --compare --shape llama-3.2-1b --shape llama-3.1-8b --no-com
 part decode1 120 "${decode[@]}" --lanes 1
 part decode8 300 "${decode[@]}" --lanes 8 --policy match --policy "$goodput" \
   --features fingerprint --features all --feature-dtype int8 --dense --groups
-part decode64 300 "${decode[@]}" --lanes 64 --policy match --policy "$goodput" \
+part decode64 300 "${decode[@]}" --lanes 64 --policy match --policy match:length=2 --policy "$goodput" \
   --features fingerprint --features all --feature-dtype int8 --groups
 if [[ " $parts " == *" mixed "* && -z "$translation" ]]; then
   echo "== mixed: left out, it needs CODE.jsonl and TRANSLATION.jsonl" >&2
