@@ -188,9 +188,6 @@ class Session:
         settings = self.settings
         with self._opened() as recorder:
             self._recorder, started = recorder, perf_counter()
-            if isinstance(self.engine, DeviceEngine):
-                # what is kept of a request goes to the recorder in its turn, by no sink
-                self.engine.defers = not recorder.keeps
             conversations = self._resumed(conversations, recorder)
             metrics = self._metrics(recorder)
             sink: Sink = metrics or recorder
@@ -233,6 +230,9 @@ class Session:
     def _resumed(
         self, conversations: Iterable[Conversation], recorder: AnyRecorder
     ) -> Iterable[Conversation]:
+        if isinstance(self.engine, DeviceEngine):
+            # what is kept of a request goes to the recorder in its turn, by no sink
+            self.engine.defers = not recorder.keeps
         if not recorder.keeps:
             return conversations
         if isinstance(conversations, Arrivals):

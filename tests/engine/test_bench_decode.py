@@ -143,7 +143,7 @@ def test_policies_are_sides_of_one_run_and_controls_get_step_times(
     assert profile.verify(3, 2, 50) > 0
     model = CostModel(profile, "measured", 2.0, (), ASSUMPTIONS, 0)
     runs = [run._asdict() for run in settings_of(3, 1, [1, 2])]
-    assert len(runs) == 2 * 4
+    assert len(runs) == 2 * 3
     steps = {
         "schema": "dflash.bench_step/1",
         "target": "",

@@ -98,4 +98,4 @@ def test_a_trial_lasts_as_long_for_some_requests_fewer(requests, fewer):
     # 9 and 5 are more than a power of two, which 8 and 4 are
     assert (found[0] == found[1]) == (requests not in (9, 5))
     assert found[0]
-    assert set(found[0]) == {min(64, -(-64 // (1 << (requests - 1).bit_length())) + 2)}
+    assert set(found[0]) == {min(64, -(-64 // (1 << (requests - 1).bit_length())) + 4)}
