@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
-from dflash.draftfile.errors import FileMissing, JournalEmpty, JournalGone, OpenError, OutputBusy
+from dflash.draftfile.errors import FileMissing, JournalGone, OpenError, OutputBusy
 from dflash.draftfile.invariants import check_rows
 from dflash.draftfile.journal import journal_path
 from dflash.draftfile.journal_reader import Entry, JournalReader, open_journal
@@ -91,12 +91,9 @@ def recover(path: Path | str, output: Path | str | None = None, *, overwrite: bo
 
 
 def _opened(journal: Path, own: Path) -> JournalReader:
-    try:
+    """The journal as its recording left it, which may have ended only just now."""
+    with _held(own):
         return open_journal(journal)
-    except JournalEmpty:
-        # that of a recording which has just begun
-        with _held(own):
-            raise
 
 
 def _places(path: Path) -> tuple[Path, Path]:

@@ -17,7 +17,7 @@ from sample_drafts import header, request, tables, write
 
 from dflash.draftfile import errors
 from dflash.draftfile.journal import Journal, journal_path, refuse_journal
-from dflash.draftfile.journal_reader import open_journal, read_journal
+from dflash.draftfile.journal_reader import JournalReader, open_journal, read_journal
 from dflash.draftfile.reader import open_draft_file
 from dflash.draftfile.recover import mark_interrupted, recover
 from dflash.draftfile.resume import find_earlier
@@ -252,6 +252,25 @@ def test_a_running_recording_is_left_alone(tmp_path: Path, output: str | None, b
     ):
         recover(tmp_path / "run.journal", output and tmp_path / output)
     assert (tmp_path / "run.journal").exists()
+
+
+@pytest.mark.parametrize("output", [None, "saved.parquet"])
+def test_a_journal_is_read_only_once_nobody_can_write_it(
+    tmp_path: Path, output: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else rounds that its recording adds meanwhile would pass for a torn end."""
+    keep(tmp_path / "run.journal", tables(5, 2), 1)
+    refused: list[bool] = []
+
+    def opened(path: Path) -> JournalReader:
+        with pytest.raises(errors.OutputBusy):
+            DraftFileWriter(tmp_path / "run.parquet", header(), run_id="run")
+        refused.append(True)
+        return open_journal(path)
+
+    monkeypatch.setattr("dflash.draftfile.recover.open_journal", opened)
+    recover(tmp_path / "run.journal", output and tmp_path / output)
+    assert refused
 
 
 def test_a_request_with_damaged_rows_is_left_out_by_name(tmp_path: Path) -> None:

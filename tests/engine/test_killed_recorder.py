@@ -167,7 +167,7 @@ def test_what_was_handed_to_a_recording_process_outlives_the_one_that_decodes(
             assert time.monotonic() < deadline
             code = run(["recover", "run.journal"])
             told = capfd.readouterr().err
-        assert code == 0
+        assert code == 0, told
         saved = requests_of(folder / "run.parquet")
         closed = {name for _, name, _ in said}
         assert {name: saved[name] for name in closed} == {name: whole[name] for name in closed}
