@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import device_runs
 import pytest
 from tiny_fixtures import tiny, tiny_folder
 
@@ -16,6 +17,24 @@ from dflash.policy.registry import parse_policy
 from dflash.target.sampling import Sampling
 
 __all__ = ["tiny", "tiny_folder"]
+
+
+@pytest.fixture(scope="module")
+def target(tiny):
+    """The tiny target, as rounds on the device take it."""
+    return device_runs.native_target(tiny)
+
+
+@pytest.fixture(scope="module")
+def drafter(target, tmp_path_factory):
+    """A random drafter of it, as `--drafter` names it."""
+    return device_runs.write_drafter(target, tmp_path_factory.mktemp("drafter"), "dspark")
+
+
+@pytest.fixture
+def by_reference(monkeypatch):
+    """Native steps of sessions run in PyTorch."""
+    device_runs.by_reference(monkeypatch)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.errors import UsageError
 from dflash.policy.step_time import Grid, StepTime
 
+pytestmark = pytest.mark.usefixtures("by_reference")
+
 # drafts of 2 pay for one request, none pay for two
 PROFILE = StepTime(
     Grid(((0.0, 4.0), (1.0, 3.0)), (0.0, 0.0, 40.0, 60.0)),
@@ -34,21 +36,6 @@ CONTROLS = {
     "control.every=3,control.again=4,control.rarely=8",
     "schedule": "match:control=schedule,control.table=1:4/2:1/3:0",
 }
-
-
-@pytest.fixture(scope="module")
-def target(tiny: Any) -> Any:
-    return device_runs.native_target(tiny)
-
-
-@pytest.fixture(scope="module")
-def drafter(target: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return device_runs.write_drafter(target, tmp_path_factory.mktemp("drafter"), "dspark")
-
-
-@pytest.fixture(autouse=True)
-def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    device_runs.by_reference(monkeypatch)
 
 
 def recorded(target: Any, output: Path, asked: list[Any], **given: Any) -> tuple[Any, Any]:

@@ -17,20 +17,12 @@ from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.errors import UsageError
 from dflash.target.lane_prefill import PIECES, LanePrefill
 
-
-@pytest.fixture(scope="module")
-def target(tiny: Any) -> Any:
-    return device_runs.native_target(tiny)
+pytestmark = pytest.mark.usefixtures("by_reference")
 
 
 @pytest.fixture(scope="module")
 def drafters(target: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return device_runs.write_drafters(target, tmp_path_factory.mktemp("drafters"))
-
-
-@pytest.fixture(autouse=True)
-def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    device_runs.by_reference(monkeypatch)
 
 
 def both(target: Any, tmp_path: Path, asked: list[Any], **given: Any) -> list[list[dict[str, Any]]]:

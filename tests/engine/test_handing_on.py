@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import device_runs
 import draft_runs
 import pytest
 
@@ -16,6 +15,8 @@ from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.prompts.files import text_prompt, with_ids
 
+pytestmark = pytest.mark.usefixtures("by_reference")
+
 WINDOW = "match:control=window,control.every=2,control.after=2"
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"drafter": "none", "length": 0, "temperature": 0.8},
@@ -23,21 +24,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "dense": {"length": 2, "temperature": 0.8, "dense": True},
     "window": {"length": 3, "policy": WINDOW},
 }
-
-
-@pytest.fixture(scope="module")
-def target(tiny: Any) -> Any:
-    return device_runs.native_target(tiny)
-
-
-@pytest.fixture(scope="module")
-def drafter(target: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return device_runs.write_drafter(target, tmp_path_factory.mktemp("drafter"), "dspark")
-
-
-@pytest.fixture(autouse=True)
-def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    device_runs.by_reference(monkeypatch)
 
 
 def session_of(target: Any, output: Path, drafter: str, kind: str, **given: Any) -> Any:

@@ -22,22 +22,14 @@ from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.errors import UsageError
 from dflash.policy.step_time import Grid, StepTime
 
+pytestmark = pytest.mark.usefixtures("by_reference")
+
 NATIVE = {"target_impl": "native", "draft_impl": "native", "rounds": "device"}
-
-
-@pytest.fixture(scope="module")
-def target(tiny: Any) -> Any:
-    return device_runs.native_target(tiny)
 
 
 @pytest.fixture(scope="module")
 def drafters(target: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return device_runs.write_drafters(target, tmp_path_factory.mktemp("drafters"))
-
-
-@pytest.fixture(autouse=True)
-def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    device_runs.by_reference(monkeypatch)
 
 
 def without_and_with(

@@ -21,20 +21,7 @@ from dflash.engine.loop import begun
 from dflash.engine.prompts.files import text_prompt, with_ids
 from dflash.target.lane_prefill import PIECES, LanePrefill
 
-
-@pytest.fixture(scope="module")
-def target(tiny: Any) -> Any:
-    return device_runs.native_target(tiny)
-
-
-@pytest.fixture(scope="module")
-def drafter(target: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return device_runs.write_drafter(target, tmp_path_factory.mktemp("drafter"), "dspark")
-
-
-@pytest.fixture(autouse=True)
-def _by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    device_runs.by_reference(monkeypatch)
+pytestmark = pytest.mark.usefixtures("by_reference")
 
 
 def recorded(target: Any, output: Path, prepare: Any = None, **given: Any) -> tuple[Any, Any]:
