@@ -16,7 +16,7 @@ BLOCK = 512
 
 
 class BestScratch(NamedTuple):
-    """Memory between the tiles of the vocabulary and what reads them; a call leaves `leads` as it found them."""
+    """Memory between the tiles of the vocabulary and what reads them; a call leaves `leads` as they were."""
 
     parts: DraftScratch
     leads: Tensor

@@ -66,7 +66,7 @@ class DraftScratch(NamedTuple):
     orders: Tensor
     """int32 `[rows, cells]`: the largest logit of each cell."""
     sums: Tensor
-    """float32 `[2, rows, parts]`: largest logits and sums of exponentials, by cell with a bias, else by tile."""
+    """float32 `[2, rows, parts]`: largest logits and sums of exponentials, by cell with a bias or by tile."""
 
     @classmethod
     def make(cls, rows: int, vocabulary: int, biased: bool, device: torch.device) -> DraftScratch:

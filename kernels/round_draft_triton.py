@@ -15,7 +15,6 @@ from dflash.kernels.round_slots_triton import TILE_WARPS, highest_of, merge_warp
 from dflash.kernels.row_cells import largest_of_row, leave_cells, search_plan
 from dflash.kernels.sort_keys import NO_KEY, NO_ORDER, TOP_ID, id_of_key, order_of_key, ordered, value_of
 
-
 # columns of a bias that are held at once
 HELD = tl.constexpr(8)
 
@@ -57,7 +56,7 @@ def leave_sums(PartSums, at, apart, logits, order):
 
 @triton.jit
 def leave_cell_sums(Orders, PartSums, at, apart, logits, order, CELL: tl.constexpr):
-    """Leave of each cell of a tile its largest order, as logit too, and its sum of exponentials below that."""
+    """Leave of each cell of a tile its largest order, as logit too, and its sum of exponentials below."""
     CELLS: tl.constexpr = order.shape[0] // CELL
     best = tl.max(tl.reshape(order, [CELLS, CELL]), 1)
     some = best != NO_ORDER

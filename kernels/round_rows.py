@@ -1,4 +1,4 @@
-"""Rows of every layer's cache at once: accepted ones move to the trunk's end, a trunk is copied to other lanes."""
+"""Rows of all layers' caches at once: accepted ones move to the trunk's end, a trunk goes to other lanes."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def keep_rows(
     launch_keep(stores, path, lengths, kept, pdl and not interpreted())
 
 
-def spread_lane(
-    source: RowStores, goal: RowStores, lane: int, length: int, *, impl: Impl = "triton"
-) -> None:
+def spread_lane(source: RowStores, goal: RowStores, lane: int, length: int, *, impl: Impl = "triton") -> None:
     """Make the first `length` rows of every lane of `goal` those of one lane of `source`.
 
     Args:

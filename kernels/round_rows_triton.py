@@ -1,4 +1,4 @@
-"""The kernels behind `keep_rows` and `spread_lane`: a program a cache and KV head, and a lane or a few rows."""
+"""The kernels behind `keep_rows` and `spread_lane`: a program a cache, KV head, and lane or few rows."""
 
 from __future__ import annotations
 

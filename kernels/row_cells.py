@@ -1,4 +1,4 @@
-"""The largest tokens of a row in two passes: a tile leaves the maximum of each cell, a merge reads few cells."""
+"""The largest tokens of a row in two passes: tiles leave the maximum of each cell, merges read few cells."""
 
 from __future__ import annotations
 
