@@ -90,9 +90,9 @@ class LaneControl:
         """
         return self._controller.ask(who, Load(len(who), context))
 
-    def foresee(self, who: I64, context: float) -> Ahead:
-        """What `ask` will return from now on, for lanes of this mean context."""
-        return self._controller.foresee(who, Load(len(who), context))
+    def foresee(self, who: I64, context: float, steps: int) -> Ahead:
+        """What `ask` will return in the next steps, for lanes of this mean context."""
+        return self._controller.foresee(who, Load(len(who), context), steps)
 
     def texts(self, who: I64) -> list[str]:
         """The `control_state` of these lanes' next round, once it was asked for."""

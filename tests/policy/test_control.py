@@ -330,8 +330,12 @@ STREAMS = [replace(control, scope="stream") for control in LEARNING]
 
 @pytest.mark.parametrize("control", [*LEARNING, *STREAMS, Schedule("1:3/2:1/4:0")], ids=str)
 @pytest.mark.parametrize("foresees", [False, True])
-def test_what_is_sure_comes_true_whatever_happens(control, foresees):
-    """Steps in which no request comes or goes are foreseen, and states do not tell that somebody looked."""
+@pytest.mark.parametrize("steps", [2, 10**6])
+def test_what_is_sure_comes_true_whatever_happens(control, foresees, steps):
+    """Steps in which no request comes or goes are foreseen, and states do not tell that somebody looked.
+
+    Who needs a few steps only may be told what was found before outcomes came.
+    """
     rng, lanes = np.random.default_rng(7), 4
     seer, blind = Controller(control, FRAME, lanes, foresees=foresees), Controller(control, FRAME, lanes)
     who, sure, beyond = np.arange(lanes), {}, {}
@@ -344,12 +348,13 @@ def test_what_is_sure_comes_true_whatever_happens(control, foresees):
             who = who if len(who) else np.arange(1)
         load = Load(len(who), 100.0)
         if rng.random() < 0.7:
-            ahead = seer.foresee(who, load)
-            assert ahead.sure > control.delay
-            assert 0 < ahead.chained <= ahead.sure
-            # once the steps that may be read together are over, more is known, while some still run
-            assert step + ahead.sure > beyond.get(step, 0)
-            if ahead.lasts:
+            ahead = seer.foresee(who, load, steps)
+            assert ahead.sure >= min(steps, control.delay + 1)
+            if steps > control.delay:
+                assert 0 < ahead.chained <= ahead.sure
+                # once the steps that may be read together are over, more is known, while some still run
+                assert step + ahead.sure > beyond.get(step, 0)
+            if ahead.lasts and steps > control.delay:
                 beyond[step + ahead.chained] = step + ahead.sure
             assert same_shape(ahead.at(0), blind.ask(who, load))
             sure |= {step + more: ahead.at(more) for more in range(min(ahead.sure, 40))}

@@ -144,25 +144,34 @@ class AdaptiveEngine(DeviceEngine):
 
     def _launch(self, lanes: Sequence[Lane]) -> bool:
         """Queue rounds of these lanes if it is time; returns whether it was."""
+        flights = self._flights
+        # a chain that waits behind other rounds leaves the host time enough
+        if len(flights) > AHEAD or (len(flights) > 1 and flights[-1].rounds > 1):
+            return False
         unread, who = self._unread, indices(lanes)
         left = self._left(who)
-        if len(self._flights) > AHEAD or not (left > 0).any():
+        more = left > 0
+        if not more.any():
             return False
-        who, going = who[left > 0], [lane for lane, more in zip(lanes, left > 0, strict=True) if more]
-        context = float(self._lengths[who].mean()) + self._emitted * unread
-        ahead = self.control.foresee(who, context)
+        who, going = who[more], [lane for lane, goes in zip(lanes, more.tolist(), strict=True) if goes]
+        context = self._context(who) + self._emitted * unread
+        ahead = self.control.foresee(who, context, unread + self.ladder.longest_chain)
         shapes = Shapes.of(who, ahead.at(unread), len(self._ends))
         rounds = self.ladder.rung(shapes.deepest).chained.plan.chain
         lasting = ahead.last(unread, rounds) and int(left.max()) >= rounds
         steady = self._steady >= STEADY and not ahead.lasts
         chain = lasting and (ahead.together(unread, rounds) or steady)
-        if len(self._flights) > 1 if chain else unread >= ahead.sure:
+        if len(flights) > 1 if chain else unread >= ahead.sure:
             return False
         launched = self.ladder.launch(self._reach(who), shapes, chain)
         turn = np.full_like(self._turn, -1)
         turn[who] = self._turn[who]
-        self._flights.append(_Flight(launched, going, shapes, turn))
+        flights.append(_Flight(launched, going, shapes, turn))
         return True
+
+    def _context(self, who: I64) -> float:
+        """Mean length of these lanes' trunks, as far as they were read."""
+        return int(self._lengths[who].sum()) / len(who)
 
     def _reach(self, who: I64) -> int:
         """Tokens that the longest trunk may come to with all rounds in the air."""
@@ -176,7 +185,7 @@ class AdaptiveEngine(DeviceEngine):
         landed: _Landed | None = None
         place = 0
         while place < flight.rounds and len(who):
-            asked = self.control.ask(who, float(self._lengths[who].mean()))
+            asked = self.control.ask(who, self._context(who))
             if not self._ran_so(flight, who, asked):
                 break
             if landed is None:
@@ -187,7 +196,7 @@ class AdaptiveEngine(DeviceEngine):
             self._listen(landing, place)
             self.control.learn(who, asked, landing.count[place, who], landed.depths[place, who])
             emitted = landing.emitted[place, who]
-            self._emitted = float(emitted.mean())
+            self._emitted = int(emitted.sum()) / len(who)
             self._lengths[who] += emitted
             place += 1
             who = landing.open[place].nonzero()[0] if place < flight.rounds else who

@@ -156,6 +156,11 @@ class RoundLadder:
         """Let a lane rest."""
         self.shared.rest(index)
 
+    @property
+    def longest_chain(self) -> int:
+        """Rounds that are queued at once, at most."""
+        return max(rung.chained.plan.chain for rung in self.rungs)
+
     def rung(self, deepest: int) -> Rung:
         """The shortest rung that holds drafts of a length."""
         return next((rung for rung in self.rungs if rung.single.tree.length >= deepest), self.rungs[-1])
@@ -198,7 +203,7 @@ class RoundLadder:
         """See to it that the ring has room for some plain rounds, or nothing where drafting goes on."""
         if self.shared.ring is None:
             return
-        if not plain or self._pending + plain > RING:
+        if self._pending and (not plain or self._pending + plain > RING):
             self.catch_up(longest)
         if plain and not self._pending:
             self.shared.ring.known.copy_(self.shared.lanes.lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from dflash.policy.shape import Shape
 from dflash.policy.step_time import StepTime
 
 _NO_SURVIVAL = np.empty(0)
+# requests of a step by their numbers, and how many the load speaks of
+_Batch = tuple[bytes, int]
 
 
 class Outcome(NamedTuple):
@@ -61,10 +64,29 @@ class Ahead(NamedTuple):
         """What it asks for after so many steps."""
         return self.coming[min(step, len(self.coming) - 1)]
 
+    def later(self) -> Ahead:
+        """The same a step later."""
+        return Ahead(self.coming[1:] or self.coming, self.sure - 1, self.chained - 1)
+
     def last(self, step: int, count: int) -> bool:
         """Whether so many steps from this one on are of one shape, as far as is known."""
         first = self.at(step)
         return all(same_shape(self.at(step + more), first) for more in range(1, count))
+
+
+class _Foreseen(NamedTuple):
+    """What is decided for some requests; `fresh` until a step is told."""
+
+    batch: _Batch
+    ahead: Ahead
+    fresh: bool
+
+
+class _Stands(NamedTuple):
+    """What some requests were told to do last."""
+
+    batch: _Batch
+    asked: Asked
 
 
 def same_shape(one: Asked, other: Asked) -> bool:
@@ -91,11 +113,12 @@ class Controller:
         self._late: deque[tuple[I64, Seen]] = deque()
         # what a state will be as outcomes become known, where nothing else changes it
         self._states = deque([self.scheduler.state])
-        self._ahead: tuple[tuple[bytes, int], Ahead] | None = None
+        self._ahead: _Foreseen | None = None
+        self._stands: _Stands | None = None
 
     def open(self, who: I64) -> None:
         """Begin new requests under these numbers; a stream goes on."""
-        self._ahead = None
+        self._ahead = self._stands = None
         if self.control.streams:
             return
         for state in reversed(self._states):
@@ -105,27 +128,31 @@ class Controller:
 
     def ask(self, who: I64, load: Load) -> Asked:
         """Return what the next round of each of these requests is to be."""
-        return self._ask(who, load)
+        batch = _batch(who, load)
+        stands = self._stands
+        if stands is None or stands.batch != batch or not self.scheduler.held(self._scopes(who)):
+            stands = self._stands = _Stands(batch, self._ask(who, load))
+        return stands.asked
 
     def _ask(self, who: I64, load: Load) -> Asked:
         asked = self.scheduler.ask(self._scopes(who), load)
         return asked.take(np.zeros_like(who)) if self.control.streams else asked
 
-    def foresee(self, who: I64, load: Load) -> Ahead:
+    def foresee(self, who: I64, load: Load, steps: int = sys.maxsize) -> Ahead:
         """Return what `ask` will return from now on, as far as that is decided by now.
 
         The answer for some requests stands until outcomes are told or a request begins, whatever the load's
-        context.
+        context; where choices last, also after outcomes that change nothing of the next `steps`.
         """
-        asked = (who.tobytes(), load.requests)
-        if self._ahead is None or self._ahead[0] != asked:
-            self._ahead = asked, self._look(who, load)
-        return self._ahead[1]
+        batch, found = _batch(who, load), self._ahead
+        if found is None or found.batch != batch or not (found.fresh or found.ahead.sure >= steps):
+            found = self._ahead = _Foreseen(batch, self._look(who, load), fresh=True)
+        return found.ahead
 
     def _look(self, who: I64, load: Load) -> Ahead:
         delay = self.control.delay
         if (steps := self.scheduler.held(self._scopes(who))) > delay:
-            return Ahead([self._ask(who, load)], steps, steps - delay)
+            return Ahead([self.ask(who, load)], steps, steps - delay)
         present = self.scheduler.state
         try:
             return self._decided(who, load) if self._foresees else self._simulated(who, load)
@@ -159,7 +186,9 @@ class Controller:
 
     def tell(self, who: I64, outcome: Outcome) -> None:
         """Take in one step's rounds, at most one a request."""
-        self._ahead = None
+        if (found := self._ahead) is not None:
+            later = _Foreseen(found.batch, found.ahead.later(), fresh=False)
+            self._ahead = later if found.ahead.lasts else None
         seen = _seen(outcome)
         scopes = self._scopes(who)
         if self.control.streams:
@@ -208,6 +237,10 @@ def frame_of(rule: Rule, shape: Shape, largest: Shape, step_time: StepTime | Non
         raise ValueError("expected the largest shape with a length and branches")
     t = getattr(rule, "t", None)
     return Frame(start.length, start.branches, largest.length, largest.branches, t, step_time)
+
+
+def _batch(who: I64, load: Load) -> _Batch:
+    return who.tobytes(), load.requests
 
 
 def _copied(state: State) -> State:
