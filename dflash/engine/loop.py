@@ -134,7 +134,7 @@ class Engine:
                 # a lane that became free takes its next prompt before the others go on
                 if not done:
                     self._join([lane for lane, _ in busy.values()], sink)
-                    going = [lane for lane, _ in busy.values() if begun(lane) and not lane.done]
+                    going = [lane for lane, _ in busy.values() if self._goes(lane)]
                     if going:
                         self.round(going, sink)
                     else:
@@ -198,6 +198,10 @@ class Engine:
     def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """Before a round of these lanes: emit the first tokens of prompts that were only begun."""
 
+    def _goes(self, lane: Lane) -> bool:
+        """Whether a lane takes part in the next round."""
+        return begun(lane) and not lane.done
+
     def _rest(self, sink: Sink) -> None:
         """Hold nothing back: no lane decodes, and the next conversation may be long in coming."""
 
@@ -232,13 +236,9 @@ class Engine:
             sink: for its rows.
         """
         sink.opened(lane)
-        emission = self._first_token(lane, int(row["slot_choice"][0]))
-        self._give_prompt(lane, row, kept, emission, sink)
-
-    def _first_token(self, lane: Lane, token: int) -> Emission:
-        """Emit a lane's first token."""
         self.control.open(lane)
-        return lane.emit([token])
+        emission = lane.emit([int(row["slot_choice"][0])])
+        self._give_prompt(lane, row, kept, emission, sink)
 
     def _give_prompt(
         self, lane: Lane, row: Row, kept: PromptFeatures | None, emission: Emission, sink: Sink

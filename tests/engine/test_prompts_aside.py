@@ -150,18 +150,36 @@ def test_what_plain_rounds_have_left_goes_into_no_new_request(
 def test_nothing_is_drafted_before_a_first_token(
     target: Any, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lanes take part in rounds from their first token on, and rest on the device before."""
-    plain, seen = DeviceEngine.round, []
+    """Lanes take part in rounds from their first token on, and rest on the device before.
+
+    The host may not have read it yet, but it has before it reads any of these rounds.
+    """
+    plain, read, seen = DeviceEngine.round, DeviceEngine._land, []
+
+    def landed(engine: DeviceEngine, group: Any, flight: Any, sink: Any) -> None:
+        assert all(map(begun, flight.lanes))
+        read(engine, group, flight, sink)
 
     def watched(engine: DeviceEngine, lanes: Any, sink: Any) -> None:
-        assert all(begun(lane) and not lane.done for lane in lanes)
-        live = engine.rounds.lanes.live.tolist()
+        live, anchors = (each.tolist() for each in engine.rounds.lanes[:3:2])
+        unread = {
+            lane.index: refill.record.wait()["choice"][0, place, 0]
+            for refill in engine._joining
+            for place, lane in enumerate(refill.lanes)
+        }
+        for lane in lanes:
+            if lane.index in unread:
+                assert (begun(lane), anchors[lane.index]) == (False, unread[lane.index])
+            else:
+                assert begun(lane)
+                assert not lane.done
         waiting = [lane.index for one in engine.refills._waiting for lane in one.refill.lanes]
         assert not any(live[index] for index in waiting)
         seen.append(len(waiting))
         plain(engine, lanes, sink)
 
     monkeypatch.setattr(DeviceEngine, "round", watched)
+    monkeypatch.setattr(DeviceEngine, "_land", landed)
     given = {"drafter": drafter, "draft_impl": "native", "length": 2, "branches": 1}
     rows, _ = recorded(
         target, tmp_path / "run.parquet", lambda engine: setattr(engine, "refills", Refills(20)), **given

@@ -18,6 +18,7 @@ from dflash.engine.device.arrays import Records
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.device.ladder import Launched, RoundLadder, Shapes
 from dflash.engine.device.landing import Landing
+from dflash.engine.device.prompt_records import PromptRecord
 from dflash.engine.device.refill import PromptRound
 from dflash.engine.device.rows import RoundNumbers
 from dflash.engine.lane import Lane
@@ -104,9 +105,9 @@ class AdaptiveEngine(DeviceEngine):
         found.after = self.ladder.caught_up
         return found
 
-    def _hold(self, lanes: Sequence[Lane]) -> None:
+    def _hold(self, lanes: Sequence[Lane], unread: PromptRecord | None = None) -> None:
         self._turn[indices(lanes)] += 1
-        self.ladder.hold(lanes, fresh=True)
+        self.ladder.hold(lanes, fresh=True, unread=unread)
 
     def _close(self, lane: Lane, sink: Sink) -> None:
         if self.dense is not None:

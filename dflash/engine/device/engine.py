@@ -15,6 +15,7 @@ from dflash.engine.device.deferring import DeferringSink
 from dflash.engine.device.groups import Flight, LaneGroup, lane_groups
 from dflash.engine.device.landing import Landing
 from dflash.engine.device.law import LaneLaw, Laws
+from dflash.engine.device.prompt_records import PromptRecord
 from dflash.engine.device.prompted import PromptedEngine
 from dflash.engine.device.refill import PromptRound
 from dflash.engine.device.round import DeviceRound
@@ -44,6 +45,8 @@ class DeviceEngine(PromptedEngine):
         super().__init__(*parts, **more)
         self.control = self.control.at_all_lanes()
         self.groups = lane_groups(rounds)
+        # a record is taken on one stream
+        self.joins_unread = len(self.groups) == 1
         self.rounds = rounds[0]
         self.wasted_rounds = 0
         self.quiet, self.defers = False, True
@@ -72,21 +75,25 @@ class DeviceEngine(PromptedEngine):
 
     def _joined(self, lane: Lane) -> None:
         """A lane has its first token."""
-        temperature = lane.request.sampling.temperature
+        request = lane.request
+        temperature, read = request.sampling.temperature, len(request.prompt_tokens)
         self._laws[lane.index] = LaneLaw(temperature, self._drawn(temperature)).numbers
-        self._lengths[lane.index], self._ends[lane.index] = len(lane.trunk), len(lane.trunk) + lane.left
+        self._lengths[lane.index], self._ends[lane.index] = read + 1, read + request.max_new_tokens
 
-    def _hold(self, lanes: Sequence[Lane]) -> None:
+    def _hold(self, lanes: Sequence[Lane], unread: PromptRecord | None = None) -> None:
         for group in self.groups:
             if going := [lane for lane in group.own(lanes) if not lane.done]:
                 with group.at_work():
-                    group.rounds.open(going)
+                    group.rounds.open(going, unread)
+
+    def _rest_lane(self, index: int) -> None:
+        group = next(group for group in self.groups if index in group.rounds.window)
+        with group.at_work():
+            group.rounds.close(index)
 
     def _close(self, lane: Lane, sink: Sink) -> None:
         if lane.finish in (Truncation.STOP, Truncation.INTERRUPTED):
-            group = self._group_of(lane)
-            with group.at_work():
-                group.rounds.close(lane.index)
+            self._rest_lane(lane.index)
         self._tell_where(lane)
         super()._close(lane, sink)
 
@@ -124,7 +131,8 @@ class DeviceEngine(PromptedEngine):
             late.flush()
 
     def _hand_on(self, sink: Sink) -> None:
-        """Give the sink what has waited until rounds were queued."""
+        """Give the sink what has waited until rounds were queued, among it first tokens."""
+        self._answer_joined(sink)
         self._give_prompts(sink)
         if self._deferring is not None:
             self._deferring.flush()
@@ -157,7 +165,9 @@ class DeviceEngine(PromptedEngine):
         if all(lane.left <= ahead for lane in lanes):
             return None
         with group.at_work():
-            flight = Flight(rounds.launch(max(len(lane.trunk) for lane in lanes)), lanes, self._step)
+            # a token that is not read may be behind a prompt
+            longest = max(len(lane.trunk) for lane in lanes) + 1
+            flight = Flight(rounds.launch(longest), lanes, self._step)
         self._step += chain
         return flight
 
@@ -193,7 +203,6 @@ class DeviceEngine(PromptedEngine):
                 self.wasted_rounds += self._still_queued(stopped.lane)
 
     def _still_queued(self, lane: Lane) -> int:
-        """Rounds of a lane that are queued after those that are being read."""
         return 0 if self._group_of(lane).flying is None else self.rounds.plan.chain
 
     def _hand_over(

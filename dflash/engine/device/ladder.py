@@ -17,6 +17,7 @@ from dflash.drafters.base import DraftShape
 from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device.arrays import Records
 from dflash.engine.device.plan import RoundPlan, chain_of
+from dflash.engine.device.prompt_records import PromptRecord
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.device.rows import RoundRows
 from dflash.engine.device.shared import RoundShared
@@ -137,15 +138,16 @@ class RoundLadder:
         )
         return Rung(single, chained, single.row_maker())
 
-    def hold(self, lanes: Sequence[Lane], *, fresh: bool = False) -> None:
+    def hold(self, lanes: Sequence[Lane], *, fresh: bool = False, unread: PromptRecord | None = None) -> None:
         """Let lanes stand at the ends of their trunks.
 
         Args:
             lanes: whose rounds that were queued meanwhile count for nothing.
             fresh: whether the drafter's contexts end there, too, as after a prompt.
+            unread: see `RoundShared.hold`.
         """
         heat = self.rungs[-1].single.heat
-        self.shared.hold(lanes, heat, fresh=fresh)
+        self.shared.hold(lanes, heat, fresh=fresh, unread=unread)
         if any(heat(each) > 0 for each in {lane.request.sampling.temperature for lane in lanes}):
             for rung in self.rungs:
                 rung.single.drawn = rung.chained.drawn = True

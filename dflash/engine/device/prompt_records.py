@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 import torch
@@ -13,11 +14,21 @@ _FIRST = 4
 
 
 class PromptRecord(NamedTuple):
-    """Where a forward's record arrives; `records` are its arrays `[1, ...]`, lent until it is given back."""
+    """Where a forward's record arrives.
+
+    Attributes:
+        records: its arrays `[1, ...]`, lent until it is given back.
+        first: int32 `[2, prompts]` on the device: whether each prompt's request goes on behind its first
+            token, and that token.
+        arrived: when all of it is there; None where nothing is waited for, and so is `taken`.
+        taken: when rounds have read `first`.
+    """
 
     flat: Tensor
     records: Records
+    first: Tensor
     arrived: torch.cuda.Event | None
+    taken: torch.cuda.Event | None
 
     def wait(self) -> Records:
         """The record, once it is there."""
@@ -25,18 +36,32 @@ class PromptRecord(NamedTuple):
             self.arrived.synchronize()
         return self.records
 
+    def take(self) -> Tensor:
+        """Let the current stream read `first` from here on, once it is there; `taken_now` when it has."""
+        if self.arrived is not None:
+            torch.cuda.current_stream(self.first.device).wait_event(self.arrived)
+        return self.first
+
+    def taken_now(self) -> None:
+        """All that reads `first` is queued on the current stream."""
+        if self.taken is not None:
+            self.taken.record()
+
 
 class PromptRecords:
     """As many records in host memory as there are forwards that nobody has read."""
 
-    def __init__(self, record: Tensor, layout: Layout) -> None:
-        self.record, self.layout = record, layout
+    def __init__(self, record: Tensor, first: Tensor, layout: Layout) -> None:
+        self.record, self.first, self.layout = record, first, layout
         # pinned memory takes long to get
-        self._free = [self._make() for _ in range(_FIRST)]
+        self._free = deque(self._make() for _ in range(_FIRST))
 
     def push(self) -> PromptRecord:
         """Queue the copy of the record that the work of this stream will leave."""
-        found = self._free.pop() if self._free else self._make()
+        found = self._free.popleft() if self._free else self._make()
+        if found.taken is not None:
+            torch.cuda.current_stream(self.record.device).wait_event(found.taken)
+        found.first.copy_(self.first)
         found.flat.copy_(self.record, non_blocking=True)
         if found.arrived is not None:
             found.arrived.record()
@@ -49,4 +74,6 @@ class PromptRecords:
     def _make(self) -> PromptRecord:
         cuda = self.record.is_cuda
         flat = torch.zeros(self.record.shape, dtype=self.record.dtype, pin_memory=cuda)
-        return PromptRecord(flat, Records(flat.numpy(), self.layout), torch.cuda.Event() if cuda else None)
+        arrived, taken = (torch.cuda.Event() if cuda else None for _ in range(2))
+        records, first = Records(flat.numpy(), self.layout), torch.zeros_like(self.first)
+        return PromptRecord(flat, records, first, arrived, taken)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from dflash.drafters.block.drafter import BlockFamily
+from dflash.engine.device.prompt_records import PromptRecord
 from dflash.engine.device.refill import PromptRound, Refill
 from dflash.engine.device.round import DeviceRound
 from dflash.engine.features import PromptFeatures
@@ -85,6 +86,7 @@ class PromptedEngine(Engine):
         rounds: of the lanes that have begun.
         overlaps: whether prompts are read while other lanes' rounds run.
         refills: prompts that are being read.
+        joins_unread: whether lanes may join the rounds of others before the host has their first tokens.
     """
 
     trunk: NativeTrunk
@@ -93,16 +95,17 @@ class PromptedEngine(Engine):
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
-        self.overlaps = True
+        self.overlaps, self.joins_unread = True, False
         self.refills = Refills()
         self._written: set[int] = set()
         self._asked: list[int] = []
         self._answered: deque[_Answered] = deque()
+        self._joining: deque[Refill] = deque()
 
     @cached_property
     def prompts(self) -> PromptRound:
         """What reads them."""
-        return PromptRound(self.trunk, self.drafter, self.rounds.plan)
+        return PromptRound(self.trunk, self.drafter, self.rounds.plan, self.target.eos)
 
     def warm_up(self, context: int) -> None:
         """Make the buffers and graphs that the first prompt would wait for else."""
@@ -148,7 +151,11 @@ class PromptedEngine(Engine):
         if self._asked:
             self._launch_prompts(rest=True)
         held: list[Lane] = []
-        for refill in self.refills.due(idle=not any(begun(lane) for lane in lanes)):
+        idle = not any(begun(lane) for lane in lanes)
+        for refill in self.refills.due(idle=idle):
+            if self.joins_unread and not idle and all(lane.left > 1 for lane in refill.lanes):
+                self._join_unread(refill)
+                continue
             self._answer_prompts(refill, sink)
             held += refill.lanes
         if held:
@@ -156,14 +163,48 @@ class PromptedEngine(Engine):
 
     def _answer_prompts(self, refill: Refill, sink: Sink) -> None:
         """Wait for prompts, and emit their first tokens; their rows can wait until rounds are queued."""
+        for lane in refill.lanes:
+            self.control.open(lane)
+        self._emit_first(refill)
+        for lane in refill.lanes:
+            self._take_part(lane)
+        if self.quiet:
+            self._give_prompts(sink)
+
+    def _join_unread(self, refill: Refill) -> None:
+        """Let lanes take part in the rounds that are queued next; their first tokens are read after that."""
+        for lane in refill.lanes:
+            self.control.open(lane)
+            self._take_part(lane)
+        self._hold(refill.lanes, refill.record)
+        self._joining.append(refill)
+
+    def _answer_joined(self, sink: Sink) -> None:
+        """Wait for prompts whose lanes take part in rounds by now, and emit their first tokens."""
+        while self._joining:
+            lanes = self._joining[0].lanes
+            try:
+                self._emit_first(self._joining.popleft())
+            except BaseException:
+                # whoever follows a text broke this off: those that have no first token may not go on
+                for lane in lanes:
+                    self._rest_lane(lane.index)
+                raise
+            self.wasted_rounds += sum(map(self._still_queued, filter(_stopped, lanes)))
+        if self.quiet:
+            self._give_prompts(sink)
+
+    def _emit_first(self, refill: Refill) -> None:
+        """Wait for first tokens, and emit them."""
         tokens = self.prompts.first_tokens(refill)
         # first, so that lanes are opened even if whoever follows a text breaks this off
         self._answered.append(_Answered(refill, emissions := []))
         for lane, token in zip(refill.lanes, tokens, strict=True):
-            emissions.append(self._first_token(lane, token))
-            self._take_part(lane)
-        if self.quiet:
-            self._give_prompts(sink)
+            emissions.append(lane.emit([token]))
+
+    def _goes(self, lane: Lane) -> bool:
+        joins = any(lane is other for refill in self._joining for other in refill.lanes)
+        return joins or super()._goes(lane)
 
     def _give_prompts(self, sink: Sink) -> None:
         """Give the sink the rows of prompts whose first tokens were emitted."""
@@ -208,8 +249,16 @@ class PromptedEngine(Engine):
         """A lane has its first token."""
         raise NotImplementedError
 
-    def _hold(self, lanes: Sequence[Lane]) -> None:
-        """Tell the device of lanes whose prompts are read."""
+    def _hold(self, lanes: Sequence[Lane], unread: PromptRecord | None = None) -> None:
+        """Tell the device of lanes whose prompts are read, or will be: see `RoundShared.hold`."""
+        raise NotImplementedError
+
+    def _rest_lane(self, index: int) -> None:
+        """Let a lane rest on the device."""
+        raise NotImplementedError
+
+    def _still_queued(self, lane: Lane) -> int:
+        """Rounds of a lane that are queued after those that are being read."""
         raise NotImplementedError
 
     def _close(self, lane: Lane, sink: Sink) -> None:
@@ -219,8 +268,17 @@ class PromptedEngine(Engine):
         super()._close(lane, sink)
 
     def _drop_prompts(self) -> None:
+        while self._joining:
+            refill = self._joining.popleft()
+            for lane in refill.lanes:
+                self._rest_lane(lane.index)
+            self.prompts.forget(refill)
         for refill in self.refills.drop():
             self.prompts.forget(refill)
         if self._asked:
             self.prompts.drop()
             self._asked = []
+
+
+def _stopped(lane: Lane) -> bool:
+    return lane.finish is Truncation.STOP

@@ -6,7 +6,7 @@ They have buffers, graphs and a stream of their own, so that rounds of other lan
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -86,7 +86,7 @@ class PromptRound:
         round_streams: of rounds that run on other streams than the current one.
     """
 
-    def __init__(self, trunk: NativeTrunk, drafter: Drafter, plan: RoundPlan) -> None:
+    def __init__(self, trunk: NativeTrunk, drafter: Drafter, plan: RoundPlan, eos: Collection[int]) -> None:
         self.trunk, self.drafter, self.plan = trunk, drafter, plan
         device = trunk.device
         way = trunk.step.way
@@ -99,7 +99,10 @@ class PromptRound:
         self.record = torch.zeros((1, record_words(fields)), dtype=torch.int32, device=device)
         self.views = RoundViews.of(self.record[0], fields, Moves.make(MOST, self.tree, device))
         layout = layout_of(fields)
-        self.records = PromptRecords(self.record, layout)
+        self.eos = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
+        # as in `PromptRecord`
+        self._first = torch.zeros((2, MOST), dtype=torch.int32, device=device)
+        self.records = PromptRecords(self.record, self._first, layout)
         self.signs = None if plan.projection is None else sign_words(plan.projection)
         self.scratch = SlotScratch.make(MOST, trunk.vocabulary, 0, device)
         self.maker = PromptRows(Records(self.record.cpu().numpy(), layout), plan.store_topk)
@@ -264,6 +267,9 @@ class PromptRound:
             output.logits[:, None], tokens, asked, self.tree, lanes, views.slots, scratch=self.scratch,
             **self.way,
         )  # fmt: skip
+        choice = views.slots.choice[:, 0]
+        self._first[0].copy_((choice[:, None] != self.eos).all(1))
+        self._first[1].copy_(choice)
         if self.signs is not None and views.prints is not None and output.taps is not None:
             scale = output.taps.shape[1] ** -0.5
             project_rows(output.taps, space.wanted, self.signs, scale, views.prints, **self.way)

@@ -17,6 +17,7 @@ from dflash.drafters.block.native import BlockStep
 from dflash.engine.device.arrays import DRAFTED, ENDED, STARTED, VERIFIED, Records
 from dflash.engine.device.packed import PackedRows
 from dflash.engine.device.plan import RoundPlan, draft_law, draft_top, ids_of
+from dflash.engine.device.prompt_records import PromptRecord
 from dflash.engine.device.record import RecordRing, RecordSizes, record_fields, record_words
 from dflash.engine.device.rows import RoundRows
 from dflash.engine.device.shared import RoundShared
@@ -195,9 +196,9 @@ class DeviceRound:
         rows, least = self.plan.chain * lanes * (tree.length + 1), lanes * (tree.nodes + 1)
         return PackedRows(rows, width, encoding, self.record.device, self.ring.slots, least)
 
-    def open(self, lanes: Sequence[Lane]) -> None:
-        """Let lanes decode on from the newest tokens of their trunks."""
-        self.shared.hold(lanes, self.heat)
+    def open(self, lanes: Sequence[Lane], unread: PromptRecord | None = None) -> None:
+        """Let lanes decode on from the newest tokens of their trunks, or from those that are `unread`."""
+        self.shared.hold(lanes, self.heat, unread=unread)
         heats = {lane.request.sampling.temperature for lane in lanes}
         self.drawn = self.drawn or any(self.heat(heat) > 0 for heat in heats)
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dflash.engine.device.prompt_records import PromptRecord
 from dflash.engine.lane import Lane
 from dflash.kernels.round_cut import RoundLimits
 from dflash.kernels.round_lanes import RoundLanes
@@ -17,7 +18,7 @@ from dflash.target.staging import Staging
 
 # words of a lane: six numbers, a key of two words, and what the drafter's context has
 _NUMBERS, _KEY, _WORDS = 6, 6, 9
-_LENGTH, _KNOWN = 1, 8
+_LIVE, _LENGTH, _ANCHOR, _KNOWN = 0, 1, 2, 8
 _ALIGN = 4
 
 Ints = NDArray[np.int64]
@@ -62,25 +63,33 @@ class RoundShared:
         self._steps[_KEY : _KEY + 2] = 2
 
     def hold(
-        self, held: Sequence[Lane], draft_heat: Callable[[float], float], *, fresh: bool = False
-    ) -> None:
+        self, held: Sequence[Lane], draft_heat: Callable[[float], float], *, fresh: bool = False,
+        unread: PromptRecord | None = None,
+    ) -> None:  # fmt: skip
         """Let lanes stand at the newest token of their trunks, to decode on from there if they are not done.
 
         Args:
             held: the lanes.
             draft_heat: the drafter's temperature by the target's.
             fresh: whether the drafter's contexts end there, too.
+            unread: of their prompts in this order, whose first tokens only the device knows, or will know
+                before it goes on; each lane has more to emit than that.
         """
         heats = [lane.request.sampling.temperature for lane in held]
         words = np.empty((_WORDS if fresh and self.ring is not None else _WORDS - 1, len(held)), np.int32)
+        ahead = unread is not None
         words[:4] = np.array(
-            [(not lane.done, len(lane.trunk) - 1, lane.trunk[-1], lane.left) for lane in held]
+            [(not lane.done, len(lane.trunk) - 1 + ahead, lane.trunk[-1], lane.left - ahead) for lane in held]
         ).T
         words[4:_NUMBERS] = np.array([heats, [draft_heat(heat) for heat in heats]], np.float32).view(np.int32)
         words[_KEY : _KEY + 2] = key_bits([lane.request.key for lane in held]).T
         words[_KNOWN:] = words[_LENGTH]
         fields = slice(len(words))
-        self._write(fields, [lane.index for lane in held], words)
+        places = self._write(fields, [lane.index for lane in held], words)
+        if unread is not None:
+            there = places[_LIVE : _ANCHOR + 1 : _ANCHOR - _LIVE].flatten()
+            self._flat.index_copy_(0, there, unread.take()[:, : len(held)].flatten())
+            unread.taken_now()
 
     def clear(self, indices: Sequence[int]) -> None:
         """Let lanes have no trunk, so that nothing of them is taken into a drafter's context."""
@@ -90,15 +99,17 @@ class RoundShared:
         """Let a lane rest."""
         self.lanes.live[index - self.first] = 0
 
-    def _write(self, fields: slice, indices: Sequence[int], words: NDArray[np.int32]) -> None:
-        """Store words `[fields, lanes]`, in one copy and one launch."""
+    def _write(self, fields: slice, indices: Sequence[int], words: NDArray[np.int32]) -> Tensor:
+        """Store words `[fields, lanes]`, in one copy and one launch; returns their places, until the next."""
         places = self._starts[fields] + self._steps[fields] * (np.array(indices) - self.first)
         block, size = self._staging.take(), words.size
         block.form[: 2 * size].view(np.int64)[:] = places.ravel()
         block.form[2 * size : 3 * size] = words.ravel()
         arrived = self._arrived[: 3 * size]
         self._staging.send(block, arrived)
-        self._flat.index_copy_(0, arrived[: 2 * size].view(torch.int64), arrived[2 * size :])
+        at = arrived[: 2 * size].view(torch.int64)
+        self._flat.index_copy_(0, at, arrived[2 * size :])
+        return at.view(words.shape)
 
 
 def key_bits(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
