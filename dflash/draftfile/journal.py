@@ -36,6 +36,8 @@ SYNC_SECONDS = 5.0
 BUFFER = 1 << 20
 # what a thread has to write yet: rows of two kinds and closings of requests, twice
 FLYING = 6
+# a file that is not there yet, to which another handle appends
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
 REQUEST, REQUESTS, CHECK = b"request_id", b"request_ids", b"crc32"
 
 
@@ -100,13 +102,14 @@ class Journal:
         features = Header.parse(text).features["mode"] != "none"
         self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
         try:
-            self._file = self.path.open("xb")
+            self._file = os.fdopen(os.open(self.path, NEW, 0o666), "wb")
         except FileExistsError:
             refuse_journal(self.path)
             raise
         except OSError as error:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
-        self._buffer = pa.BufferedOutputStream(pa.PythonFile(self._file, "w"), BUFFER)
+        # a file of Arrow's takes bytes where they lie, and lets other threads go on meanwhile
+        self._buffer = pa.BufferedOutputStream(pa.OSFile(str(self.path), "ab"), BUFFER)
         self._stream = pa.ipc.new_stream(self._buffer, self._schema)
         self._closing = pa.RecordBatch.from_arrays(
             [pa.array([], field.type) for field in self._schema], schema=self._schema
