@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import TIMEOUT_MAX, Event
 from types import TracebackType
 from typing import Any, Self
 
@@ -98,6 +99,8 @@ class Journal:
         self._disk = own_threads("disk") if apart else None
         self._flying: deque[Future[None]] = deque()
         self._syncing: Future[None] | None = None
+        # nobody needs the sync that was put off: another one is asked for, or the journal is gone
+        self._overtaken = Event()
         text = encode_header(header)
         features = Header.parse(text).features["mode"] != "none"
         self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
@@ -165,6 +168,13 @@ class Journal:
         self._synced = self._clock()
         self._do(self._sync)
 
+    def sync_in_time(self) -> None:
+        """As `sync`, but once `sync_seconds` are over, and not at all if the journal is deleted by then.
+
+        Where no thread could wait for that, it is synced at once.
+        """
+        self._do(self._put_off)
+
     def flush(self) -> None:
         """Waits until the system has everything so far.
 
@@ -194,6 +204,7 @@ class Journal:
             self._let_go()
 
     def _let_go(self) -> None:
+        self._overtaken.set()
         for thread in (self._thread, self._disk):
             if thread is not None:
                 thread.shutdown()
@@ -266,7 +277,20 @@ class Journal:
         if self.due:
             self._sync()
 
+    def _put_off(self) -> None:
+        left = self._synced + self._sync_seconds - self._clock()
+        if self._disk is None or left <= 0:
+            self._sync()
+            return
+        self._overtaken = Event()
+        self._disk.submit(self._sync_late, left, self._overtaken)
+
+    def _sync_late(self, seconds: float, overtaken: Event) -> None:
+        if not overtaken.wait(min(seconds, TIMEOUT_MAX)):
+            self._to_disk()
+
     def _sync(self) -> None:
+        self._overtaken.set()
         self._synced = self._clock()
         if not self._dirty:
             return
