@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import BinaryIO
 
 # what goes to the system at once, and how many such pieces may be under way
 PIECE = 1 << 20
 MOST = 16
+
+Take = Callable[[Sequence[bytes]], None]
 
 
 class Aside:
@@ -19,10 +21,12 @@ class Aside:
     Args:
         file: Nobody else writes it meanwhile.
         thread: A single one, which is ended by whoever made it, after `end`.
+        others: Each takes the same pieces in a single thread of its own, ended likewise.
     """
 
-    def __init__(self, file: BinaryIO, thread: Executor) -> None:
-        self._file, self._thread = file, thread
+    def __init__(self, file: BinaryIO, thread: Executor, *others: tuple[Executor, Take]) -> None:
+        self._file = file
+        self._takers: tuple[tuple[Executor, Take], ...] = ((thread, self._write), *others)
         self._parts: list[bytes] = []
         self._size = 0
         self._flying: deque[Future[None]] = deque()
@@ -51,7 +55,7 @@ class Aside:
         return len(data)
 
     def flush(self) -> None:
-        """Wait until the file has all.
+        """Wait until the file has all, and whoever else takes it.
 
         Raises:
             OSError: The system refused some.
@@ -65,10 +69,10 @@ class Aside:
         self._over = True
 
     def _send(self) -> None:
-        while len(self._flying) >= MOST:
+        while len(self._flying) >= MOST * len(self._takers):
             self._flying.popleft().result()
         parts, self._parts, self._size = self._parts, [], 0
-        self._flying.append(self._thread.submit(self._write, parts))
+        self._flying.extend(thread.submit(take, parts) for thread, take in self._takers)
 
     def _write(self, parts: Sequence[bytes]) -> None:
         for part in parts:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import TIMEOUT_MAX, Event
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from dflash.draftfile.errors import (
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.metadata import seal
 from dflash.draftfile.publish import sync_folder, writing
+from dflash.draftfile.spill import Spill
 from dflash.draftfile.threads import own_threads
 
 SYNC_SECONDS = 5.0
@@ -36,6 +38,8 @@ SYNC_SECONDS = 5.0
 BUFFER = 1 << 20
 # what a thread has to write yet: rows of two kinds and closings of requests, twice
 FLYING = 6
+# a file that is not there yet, to which another handle appends
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
 REQUEST, REQUESTS, CHECK = b"request_id", b"request_ids", b"crc32"
 
 
@@ -96,17 +100,21 @@ class Journal:
         self._disk = own_threads("disk") if apart else None
         self._flying: deque[Future[None]] = deque()
         self._syncing: Future[None] | None = None
+        # nobody needs the sync that was put off: another one is asked for, or the journal is gone
+        self._overtaken = Event()
         text = encode_header(header)
         features = Header.parse(text).features["mode"] != "none"
         self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
         try:
-            self._file = self.path.open("xb")
+            self._file = os.fdopen(os.open(self.path, NEW, 0o666), "wb")
         except FileExistsError:
             refuse_journal(self.path)
             raise
         except OSError as error:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
-        self._buffer = pa.BufferedOutputStream(pa.PythonFile(self._file, "w"), BUFFER)
+        self._spill = Spill(self._file.fileno(), self._disk) if self._disk else None
+        # a file of Arrow's takes bytes where they lie, and lets other threads go on meanwhile
+        self._buffer = pa.BufferedOutputStream(pa.OSFile(str(self.path), "ab"), BUFFER)
         self._stream = pa.ipc.new_stream(self._buffer, self._schema)
         self._closing = pa.RecordBatch.from_arrays(
             [pa.array([], field.type) for field in self._schema], schema=self._schema
@@ -162,6 +170,13 @@ class Journal:
         self._synced = self._clock()
         self._do(self._sync)
 
+    def sync_in_time(self) -> None:
+        """As `sync`, but once `sync_seconds` are over, and not at all if the journal is deleted by then.
+
+        Where no thread could wait for that, it is synced at once.
+        """
+        self._do(self._put_off)
+
     def flush(self) -> None:
         """Waits until the system has everything so far.
 
@@ -191,6 +206,7 @@ class Journal:
             self._let_go()
 
     def _let_go(self) -> None:
+        self._overtaken.set()
         for thread in (self._thread, self._disk):
             if thread is not None:
                 thread.shutdown()
@@ -258,12 +274,27 @@ class Journal:
     def _put(self, batch: pa.RecordBatch, notes: Mapping[bytes, bytes]) -> None:
         self._stream.write_batch(batch, custom_metadata=notes)
         self._buffer.flush()
+        if self._spill is not None:
+            self._spill.grown(self._buffer.tell())
 
     def _sync_if_due(self) -> None:
         if self.due:
             self._sync()
 
+    def _put_off(self) -> None:
+        left = self._synced + self._sync_seconds - self._clock()
+        if self._disk is None or left <= 0:
+            self._sync()
+            return
+        self._overtaken = Event()
+        self._disk.submit(self._sync_late, left, self._overtaken)
+
+    def _sync_late(self, seconds: float, overtaken: Event) -> None:
+        if not overtaken.wait(min(seconds, TIMEOUT_MAX)):
+            self._to_disk()
+
     def _sync(self) -> None:
+        self._overtaken.set()
         self._synced = self._clock()
         if not self._dirty:
             return

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
 import pyarrow.parquet as pq
 
 from dflash.draftfile.canonical import canonical_json
+from dflash.draftfile.sums import Sums
 
 PREFIX = "dflash."
 # in files of `replay -o`, which are no draft files
@@ -76,15 +77,19 @@ def footer_start(file: BinaryIO) -> int:
     return size - 8 - int(struct.unpack("<I", file.read(4))[0])
 
 
-def stamp(file: BinaryIO) -> None:
-    """Fills in the checksums and digests of a closed Parquet file that was written with zeros."""
+def stamp(file: BinaryIO, sums: Sums | None = None) -> None:
+    """Fills in the checksums and digests of a closed Parquet file that was written with zeros.
+
+    Args:
+        sums: Of all that was written; without them the file is read again.
+    """
     metadata = pq.read_metadata(file)
     groups = range(metadata.num_row_groups)
-    checksums = [checksum(file, chunk) for group in groups for chunk in group_chunks(metadata, group)]
+    chunks = [chunk for group in groups for chunk in group_chunks(metadata, group)]
     start = footer_start(file)
-    body = body_digest(file, start)
+    body = body_digest(file, start) if sums is None else sums.body(start)
     file.seek(start)
-    footer = _fill(file.read(), CHUNK_CHECKSUMS, "".join(checksums))
+    footer = _fill(file.read(), CHUNK_CHECKSUMS, "".join(_checksums(file, chunks, sums)))
     footer = _fill(footer, BODY_DIGEST, body)
     footer = _fill(footer, FOOTER_DIGEST, hashlib.sha256(footer).hexdigest())
     file.seek(start)
@@ -112,6 +117,13 @@ def checksum(file: BinaryIO, chunk: Chunk) -> str:
     while left > 0 and (block := file.read(min(BLOCK, left))):
         found, left = zlib.crc32(block, found), left - len(block)
     return f"{found:0{CHECKSUM}x}"
+
+
+def _checksums(file: BinaryIO, chunks: Sequence[Chunk], sums: Sums | None) -> list[str]:
+    known = None if sums is None else sums.checksums([(chunk.start, chunk.size) for chunk in chunks])
+    if known is None:
+        return [checksum(file, chunk) for chunk in chunks]
+    return [f"{each:0{CHECKSUM}x}" for each in known]
 
 
 def body_digest(file: BinaryIO, end: int) -> str:

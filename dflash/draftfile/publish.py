@@ -131,7 +131,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteFailed(path, error.strerror or str(error)) from error
+        # Arrow's files have longer words for it
+        words = os.strerror(error.errno) if error.errno else error.strerror
+        raise WriteFailed(path, words or str(error)) from error
 
 
 @contextmanager

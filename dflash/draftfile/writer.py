@@ -31,6 +31,7 @@ from dflash.draftfile.other_settings import OTHER_SETTINGS, OtherSettings
 from dflash.draftfile.publish import Publication, writing
 from dflash.draftfile.requests import check_requests
 from dflash.draftfile.summary import Summary
+from dflash.draftfile.sums import Sums
 from dflash.draftfile.threads import own_threads
 from dflash.draftfile.view import Limits, Place
 
@@ -133,7 +134,9 @@ class DraftFileWriter:
         self._encoding: Future[None] | None = None
         self._publication = Publication(Path(path), overwrite=overwrite)
         self._disk = own_threads("file") if apart else None
-        self._aside = Aside(self._publication.file, self._disk) if self._disk else None
+        self._adding = own_threads("sums") if apart else None
+        self._sums = Sums() if apart else None
+        self._aside = self._beside()
 
     def __enter__(self) -> Self:
         return self
@@ -148,9 +151,11 @@ class DraftFileWriter:
         if self._parquet is not None and self._parquet.is_open:
             with suppress(OSError, pa.ArrowException):
                 self._parquet.close()
-        if self._aside is not None and self._disk is not None:
+        if self._aside is not None:
             self._aside.end()
-            self._disk.shutdown()
+        for threads in (self._disk, self._adding):
+            if threads is not None:
+                threads.shutdown()
         self._publication.discard()
 
     @property
@@ -217,10 +222,8 @@ class DraftFileWriter:
             parquet = self._open_parquet()
             chunks = self._groups * len(parquet.schema)
             parquet.add_key_value_metadata(sealed(self._pairs(run_status, lost, columns), chunks))
-            parquet.close()
-            if self._aside is not None:
-                self._aside.flush()
-            stamp(self._publication.file)
+            self._close(parquet)
+            stamp(self._publication.file, self._sums)
             size = self._publication.file.seek(0, io.SEEK_END)
             self._publication.publish()
         if journal is not None:
@@ -258,6 +261,21 @@ class DraftFileWriter:
             if field.type != wanted.type:
                 raise SchemaRefused(f"{field.name} as {field.type} instead of {wanted.type}")
         return self._schema
+
+    def _beside(self) -> Aside | None:
+        """The file as other threads write and sum it."""
+        if self._disk is None or self._adding is None or self._sums is None:
+            return None
+        return Aside(self._publication.file, self._disk, (self._adding, self._sums.add))
+
+    def _close(self, parquet: pq.ParquetWriter) -> None:
+        if self._aside is None or self._sums is None:
+            parquet.close()
+            return
+        self._aside.flush()
+        self._sums.hold()
+        parquet.close()
+        self._aside.flush()
 
     def _open_parquet(self) -> pq.ParquetWriter:
         if self._parquet is None:

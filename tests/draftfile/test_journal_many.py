@@ -126,3 +126,45 @@ def test_nothing_is_taken_for_synced_that_came_while_a_sync_went_on(
     go.set()
     journal.close()
     assert sizes[0] < whole <= sizes[-1]
+
+
+@pytest.mark.parametrize("end", ["delete", "close", "broken"])
+@pytest.mark.parametrize("seconds", [0.0, 1e9, float("inf")])
+def test_a_journal_that_goes_soon_is_not_synced_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, seconds: float
+) -> None:
+    """A sync in time is one that is due; nobody waits for it once the journal is deleted or closed."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), fsync(descriptor))[1])
+    journal = Journal(tmp_path / "run.journal", header(), seconds, run_id="run", apart=True)
+    journal.append_all(tables(3, 1)[0])
+    journal.flush()
+    before = len(synced)
+    journal.sync_in_time()
+    journal.flush()
+    journal._broken = end == "broken"
+    journal.delete() if end == "delete" else journal.close()
+    assert len(synced) - before == (end == "close") or seconds == 0
+
+
+def test_a_sync_that_was_put_off_comes_when_it_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = threading.Event()
+    journal = Journal(tmp_path / "run.journal", header(), 0.3, run_id="run", apart=True, clock=lambda: 0.0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.set())
+    journal.append_all(tables(3, 1)[0])
+    journal.sync_in_time()
+    assert synced.wait(60)
+    journal.close()
+
+
+def test_without_a_thread_to_wait_it_is_synced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    with Journal(tmp_path / "run.journal", header(), 1e9, run_id="run") as journal:
+        monkeypatch.setattr(os, "fsync", synced.append)
+        journal.append_all(tables(3, 1)[0])
+        journal.sync_in_time()
+        assert len(synced) == 1

@@ -167,7 +167,9 @@ def test_a_disk_that_is_full_is_told_wherever_that_is_met(
     monkeypatch.setattr(Disk, "room", int(share * whole.bytes))
     monkeypatch.setattr(aside, "PIECE", 1 << 14)
     made = Aside.__init__
-    monkeypatch.setattr(Aside, "__init__", lambda self, file, thread: made(self, Disk(), thread))
+    monkeypatch.setattr(
+        Aside, "__init__", lambda self, file, thread, *others: made(self, Disk(), thread, *others)
+    )
     with pytest.raises(WriteFailed, match="No space"):
         write(tmp_path / "full", states(1), INT8, apart=True, row_group_rows=200)
     assert list(tmp_path.iterdir()) == [tmp_path / "whole"]
@@ -181,7 +183,7 @@ def test_a_file_that_takes_nothing_more_asks_nobody() -> None:
         writer.write(b"kept")
         writer.flush()
         writer.end()
-        writer._thread = None
+        writer._takers = ()
         with pytest.raises(OSError, match="no more"):
             writer.write(bytes(2 * aside.PIECE))
         assert file.getvalue() == b"kept"

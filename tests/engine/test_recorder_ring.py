@@ -66,6 +66,7 @@ def test_a_ring_hands_over_every_message_in_order_whatever_its_size(messages, ca
     pair.writer.close()
     reader.join()
     assert pair.taken == messages
+    assert all(message.readonly for message in pair.taken)
 
 
 def test_a_full_ring_blocks_and_counts_and_what_it_holds_outlives_the_writer():

@@ -19,10 +19,12 @@ from dflash.engine.output import RecorderPlan, open_here
 from dflash.engine.recorder.recorder import Recorder
 from dflash.engine.recorder.ring import COUNT, RingReader
 from dflash.engine.recorder.unmade import Maker, Unmade
-from dflash.engine.recorder.wire import FarLane, Forms, dumps, is_form, unframed, unpacked_row
+from dflash.engine.recorder.wire import Buffer, FarLane, Forms, dumps, is_form, unframed, unpacked_row
 from dflash.errors import DflashError
 
 SECONDS = 0.2
+# seconds that a thread may keep the others from Python, which those that write need often and briefly
+TURN = 0.0005
 # many requests take less time at once, and few rows are lost if this process is killed
 PATIENCE = 0.05
 
@@ -32,6 +34,7 @@ def main() -> None:
     # it ends when the decoding process has said all, or is no more: not before
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(TURN)
     # what is there by now stays there: it need not be looked at each time garbage is collected
     gc.freeze()
     memory, pieces, acknowledged, replies = map(int, sys.argv[1:])
@@ -87,7 +90,7 @@ class RecorderChild:
         except BrokenPipeError:
             return
 
-    def _record(self, recorder: Recorder, messages: Iterator[bytes]) -> None:
+    def _record(self, recorder: Recorder, messages: Iterator[Buffer]) -> None:
         for message in messages:
             if is_form(message):
                 self._unmade(recorder, *self._forms.unframed(message))

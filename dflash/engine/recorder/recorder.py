@@ -287,7 +287,8 @@ class Recorder:
     def finish(self, run_status: Any = "finished", lost: dict[str, Any] | None = None) -> Published:
         """Write what still waits and publish the file; the journal is not needed any more."""
         self._settle(self._open.keys() | self._closed.keys())
-        self.journal.sync()
+        # as a rule the file is there first
+        self.journal.sync_in_time()
         self.journal.flush()
         for order in sorted(self._waiting):
             self._write(order)

@@ -16,6 +16,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dflash.engine.recorder.pages import Making, make_ready
 
 CAPACITY = 64 << 20
@@ -204,16 +207,17 @@ class RingReader:
     """The end that takes messages out, given the writer's descriptors."""
 
     def __init__(self, memory: int, pieces: int, acknowledged: int) -> None:
-        self._map = mmap.mmap(memory, os.fstat(memory).st_size, prot=mmap.PROT_READ)
+        memory_map = mmap.mmap(memory, os.fstat(memory).st_size, prot=mmap.PROT_READ)
+        self._memory = np.frombuffer(memory_map, np.uint8)
         self._pieces, self._acknowledged = pieces, acknowledged
 
-    def messages(self, idle: Callable[[], float | None]) -> Iterator[bytes]:
+    def messages(self, idle: Callable[[], float | None]) -> Iterator[memoryview]:
         """Every message, in order, until the writer has closed its end or is no more.
 
         Args:
             idle: Called when nothing is there yet; says after how many seconds to call it again.
         """
-        begun = b""
+        begun: list[NDArray[np.uint8]] = []
         while True:
             if not select.select([self._pieces], [], [], 0)[0]:
                 select.select([self._pieces], [], [], idle())
@@ -222,11 +226,12 @@ class RingReader:
             if len(told) < PIECE.size:
                 return
             start, size, more, count = PIECE.unpack(told)
-            begun += self._map[start : start + size]
+            # unlike one of a slice of the map, this copy lets other threads go on
+            begun.append(self._memory[start : start + size].copy())
             self._acknowledge(count)
             if not more:
-                yield begun
-                begun = b""
+                yield (begun[0] if len(begun) == 1 else np.concatenate(begun)).data.toreadonly()
+                begun = []
 
     def _acknowledge(self, count: int) -> None:
         try:

@@ -131,11 +131,11 @@ class Forms:
         rest = pickle.dumps((known, others, shapes), pickle.HIGHEST_PROTOCOL)
         return [_HEAD.pack(0, len(form), len(rest)), form, rest, _gap(len(rest)), *pieces]
 
-    def unframed(self, text: bytes) -> tuple[Any, ...]:
+    def unframed(self, text: Buffer) -> tuple[Any, ...]:
         """A message that `framed` made, here or elsewhere; its arrays lie in `text`."""
         _, size, last = _HEAD.unpack_from(text)
         end = _HEAD.size + size
-        said = text[_HEAD.size : end]
+        said = bytes(text[_HEAD.size : end])
         form = self._heard.get(said)
         if form is None:
             kind, types = pickle.loads(said)
@@ -165,13 +165,13 @@ def _bytes_of(array: NDArray[Any]) -> Buffer:
     return np.ascontiguousarray(array).data.cast("B")
 
 
-def is_form(text: bytes) -> bool:
+def is_form(text: Buffer) -> bool:
     """Whether a message is of `Forms`."""
     (count,) = _SIZE.unpack_from(text)
     return bool(count == 0)
 
 
-def unframed(text: bytes) -> tuple[Any, ...]:
+def unframed(text: Buffer) -> tuple[Any, ...]:
     """The message that `framed` made; its arrays lie in `text` and cannot be written to."""
     view, (count,) = memoryview(text), _SIZE.unpack_from(text)
     sizes = [_SIZE.unpack_from(text, _SIZE.size * place)[0] for place in range(1, count + 1)]
