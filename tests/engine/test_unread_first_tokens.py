@@ -1,4 +1,4 @@
-"""Lanes that join rounds before the host has their first tokens: however these end, the file says the same."""
+"""Lanes that join rounds before the host has their first tokens: however these end, files are the same."""
 
 from __future__ import annotations
 

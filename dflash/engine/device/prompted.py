@@ -101,6 +101,7 @@ class PromptedEngine(Engine):
         self._asked: list[int] = []
         self._answered: deque[_Answered] = deque()
         self._joining: deque[Refill] = deque()
+        self._unsent: deque[Refill] = deque()
 
     @cached_property
     def prompts(self) -> PromptRound:
@@ -123,7 +124,8 @@ class PromptedEngine(Engine):
         self._ask(lane)
         self._clear_asked()
         for refill in self.prompts.launch(rest=True):
-            self._answer_prompts(self._sent(refill), sink)
+            self._unsent.append(refill)
+            self._answer_prompts(refill, sink)
         self._asked = []
         self._hold([lane])
 
@@ -143,7 +145,8 @@ class PromptedEngine(Engine):
     def _launch_prompts(self, *, rest: bool) -> None:
         self._clear_asked()
         for refill in self.prompts.launch(rest=rest):
-            self.refills.add(self._sent(refill))
+            self._unsent.append(refill)
+            self.refills.add(refill)
         if rest:
             self._asked = []
 
@@ -208,6 +211,7 @@ class PromptedEngine(Engine):
 
     def _give_prompts(self, sink: Sink) -> None:
         """Give the sink the rows of prompts whose first tokens were emitted."""
+        self._send_kept()
         while self._answered:
             refill, emissions = self._answered.popleft()
             for lane in filter(begun, refill.lanes):
@@ -219,21 +223,23 @@ class PromptedEngine(Engine):
                     self._give_prompt(lane, row, kept, emission, sink)
             self.prompts.forget(refill)
 
-    def _sent(self, refill: Refill) -> Refill:
-        """A forward behind which what is kept of its prompts' hidden states is sent to the host."""
-        features, taps = self.features, [each for each in refill.taps if each is not None]
-        if not features or self.quiet or not taps:
-            return refill
-        with self.prompts.aside():
-            return refill._replace(
-                kept=features.sent(taps if features.whole else [each[-1:] for each in taps])
-            )
+    def _send_kept(self) -> None:
+        """Send what is kept of prompts' hidden states to the host, behind all that was queued of prompts."""
+        features = self.features
+        while self._unsent:
+            refill = self._unsent.popleft()
+            taps = [each for each in refill.taps if each is not None]
+            if features and not self.quiet and taps:
+                with self.prompts.aside():
+                    refill.kept.append(
+                        features.sent(taps if features.whole else [each[-1:] for each in taps])
+                    )
 
     def _kept(self, refill: Refill) -> Sequence[PromptFeatures | None]:
         """What is kept of the hidden states of each prompt, once it has arrived."""
-        if refill.kept is None or not self.features:
+        if not refill.kept or not self.features:
             return [None] * len(refill.lanes)
-        lines = refill.kept.lines()
+        lines = refill.kept[0].lines()
         prompts = [lane.request.prompt_tokens for lane in refill.lanes]
         return list(map(self.features.prompt_of, prompts, lines))
 
@@ -268,6 +274,8 @@ class PromptedEngine(Engine):
         super()._close(lane, sink)
 
     def _drop_prompts(self) -> None:
+        answered = [one.refill for one in self._answered]
+        self._unsent = deque(one for one in self._unsent if any(one is other for other in answered))
         while self._joining:
             refill = self._joining.popleft()
             for lane in refill.lanes:

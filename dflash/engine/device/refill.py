@@ -55,7 +55,7 @@ class Refill(NamedTuple):
         rows: that were computed since the forward before that prompts end with.
         taps: of each prompt's tokens, if they are wanted.
         behind: whether it runs behind all rounds that were queued before it.
-        kept: what goes to the host of the prompts' hidden states.
+        kept: what goes to the host of the prompts' hidden states, once it is sent; nothing or one.
     """
 
     lanes: Sequence[Lane]
@@ -63,7 +63,7 @@ class Refill(NamedTuple):
     rows: int
     taps: Sequence[Tensor | None]
     behind: bool
-    kept: SentLines | None = None
+    kept: list[SentLines]
 
 
 class _Part(NamedTuple):
@@ -201,7 +201,7 @@ class PromptRound:
             return None
         taps = [self._seen(part.lane) for part in ending]
         behind = any(part.in_turn for part in parts)
-        found = Refill([part.lane for part in ending], self.records.push(), self._rows, taps, behind)
+        found = Refill([part.lane for part in ending], self.records.push(), self._rows, taps, behind, [])
         self._rows = 0
         return found
 
