@@ -114,7 +114,7 @@ class Journal:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
         self._spill = Spill(self._file.fileno(), self._disk) if self._disk else None
         # a file of Arrow's takes bytes where they lie, and lets other threads go on meanwhile
-        self._buffer = pa.BufferedOutputStream(pa.OSFile(str(self.path), "ab"), BUFFER)
+        self._buffer = pa.BufferedOutputStream(pa.OSFile(os.fsencode(self.path), "ab"), BUFFER)
         self._stream = pa.ipc.new_stream(self._buffer, self._schema)
         self._closing = pa.RecordBatch.from_arrays(
             [pa.array([], field.type) for field in self._schema], schema=self._schema
@@ -206,10 +206,12 @@ class Journal:
             self._let_go()
 
     def _let_go(self) -> None:
+        # a sync may still be about to be put off
+        if self._thread is not None:
+            self._thread.shutdown()
         self._overtaken.set()
-        for thread in (self._thread, self._disk):
-            if thread is not None:
-                thread.shutdown()
+        if self._disk is not None:
+            self._disk.shutdown()
         # what could not be written is tried once more by buffered files, and fails once more
         with suppress(OSError):
             self._buffer.close()
@@ -286,6 +288,7 @@ class Journal:
         if self._disk is None or left <= 0:
             self._sync()
             return
+        self._overtaken.set()
         self._overtaken = Event()
         self._disk.submit(self._sync_late, left, self._overtaken)
 
