@@ -122,6 +122,13 @@ class AdaptiveEngine(DeviceEngine):
         self._hand_on(sink)
         self._take_in(self._flights.popleft(), sink)
 
+    def _drop_prompts(self) -> None:
+        super()._drop_prompts()
+        for flight in self._flights:
+            flight.launched.forget()
+            self._written |= {lane.index for lane in flight.lanes}
+        self._flights.clear()
+
     def _forget_empty(self) -> None:
         """Leave rounds unread whose requests have all ended before."""
         for flight in list(self._flights):

@@ -97,6 +97,14 @@ class DeviceEngine(PromptedEngine):
         self._tell_where(lane)
         super()._close(lane, sink)
 
+    def _drop_prompts(self) -> None:
+        super()._drop_prompts()
+        for group in self.groups:
+            if group.flying is not None:
+                group.rounds.forget(group.flying.ticket)
+                self._written |= {lane.index for lane in group.flying.lanes}
+            group.flying = None
+
     def _tell_where(self, lane: Lane) -> None:
         """Let the host's caches know how far the device has come."""
         stored = len(lane.trunk) - 1

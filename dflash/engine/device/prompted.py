@@ -179,8 +179,8 @@ class PromptedEngine(Engine):
         for lane in refill.lanes:
             self.control.open(lane)
             self._take_part(lane)
-        self._hold(refill.lanes, refill.record)
         self._joining.append(refill)
+        self._hold(refill.lanes, refill.record)
 
     def _answer_joined(self, sink: Sink) -> None:
         """Wait for prompts whose lanes take part in rounds by now, and emit their first tokens."""
