@@ -107,14 +107,14 @@ class Journal:
         self._schema = arrow_schema(features).with_metadata(_pairs(text, run_id, part, parts))
         try:
             self._file = os.fdopen(os.open(self.path, NEW, 0o666), "wb")
+            again = self._opened_again()
         except FileExistsError:
             refuse_journal(self.path)
             raise
         except OSError as error:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
         self._spill = Spill(self._file.fileno(), self._disk) if self._disk else None
-        # a file of Arrow's takes bytes where they lie, and lets other threads go on meanwhile
-        self._buffer = pa.BufferedOutputStream(pa.OSFile(os.fsencode(self.path), "ab"), BUFFER)
+        self._buffer = pa.BufferedOutputStream(again, BUFFER)
         self._stream = pa.ipc.new_stream(self._buffer, self._schema)
         self._closing = pa.RecordBatch.from_arrays(
             [pa.array([], field.type) for field in self._schema], schema=self._schema
@@ -125,6 +125,15 @@ class Journal:
         self.sync()
         self._await_disk()
         sync_folder(self.path.parent)
+
+    def _opened_again(self) -> Any:
+        """A file of Arrow's, which takes bytes where they lie, and lets other threads go on meanwhile."""
+        try:
+            return pa.OSFile(os.fsencode(self.path), "ab")
+        except OSError:
+            self._file.close()
+            self.path.unlink(missing_ok=True)
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -192,11 +192,11 @@ class Engine:
         self._fill(lane, sink)
 
     def _fill(self, lane: Lane, sink: Sink) -> None:
-        """Begin with a prompt. The lane takes part in rounds from its first token on."""
+        """Begin with a prompt. Rounds of the lane draft from its first token on."""
         self._prefill(lane, sink)
 
     def _join(self, lanes: Sequence[Lane], sink: Sink) -> None:
-        """Before a round of these lanes: emit the first tokens of prompts that were only begun."""
+        """Before a round of these lanes: let those take part whose prompts were only begun."""
 
     def _goes(self, lane: Lane) -> bool:
         """Whether a lane takes part in the next round."""
@@ -334,7 +334,7 @@ class Engine:
 
 
 def begun(lane: Lane) -> bool:
-    """Whether a lane has its first token: nothing is drafted before."""
+    """Whether the host has a lane's first token, behind which drafting begins."""
     return len(lane.trunk) > len(lane.request.prompt_tokens)
 
 

@@ -168,3 +168,44 @@ def test_without_a_thread_to_wait_it_is_synced_at_once(
         journal.append_all(tables(3, 1)[0])
         journal.sync_in_time()
         assert len(synced) == 1
+
+
+@pytest.mark.parametrize("end", ["delete", "close", "broken"])
+@pytest.mark.parametrize("asked", [1, 2])
+def test_no_end_waits_for_a_sync_that_was_put_off(tmp_path: Path, end: str, asked: int) -> None:
+    """Nor for one that is about to be, nor for one of several."""
+    journal = Journal(tmp_path / "run.journal", header(), 1e9, run_id="run", apart=True)
+    journal.append_all(tables(3, 1)[0])
+    journal.flush()
+    held = threading.Event()
+    assert journal._thread is not None
+    journal._thread.submit(held.wait, 60)
+    for _ in range(asked):
+        journal.sync_in_time()
+    journal._broken = end == "broken"
+    ending = threading.Thread(target=journal.delete if end == "delete" else journal.close, daemon=True)
+    ending.start()
+    held.set()
+    ending.join(120)
+    assert not ending.is_alive()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_path_may_be_of_any_bytes(tmp_path: Path, apart: bool) -> None:
+    path = tmp_path / os.fsdecode(b"r\xff.journal")
+    table = tables(3, 1)[0]
+    with Journal(path, header(), run_id="run", apart=apart) as journal:
+        journal.append_all(table)
+    assert read_journal(path).open["request-0"].to_pylist() == table.to_pylist()
+
+
+def test_a_journal_that_cannot_be_opened_twice_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(pa, "OSFile", fail)
+    with pytest.raises(errors.FolderNotWritable, match="Too many open files"):
+        Journal(tmp_path / "run.journal", header(), run_id="run")
+    assert not list(tmp_path.iterdir())

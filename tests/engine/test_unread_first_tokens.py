@@ -13,6 +13,7 @@ import pytest
 
 from dflash.engine.device.engine import DeviceEngine
 from dflash.engine.device.prompted import PromptedEngine
+from dflash.engine.lane import Lane
 from dflash.engine.prompts.files import text_prompt, with_ids
 
 pytestmark = pytest.mark.usefixtures("by_reference")
@@ -55,12 +56,12 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("temperature", "dense"), [(0.0, False), (0.8, False), (0.8, True)])
 def test_requests_that_end_with_their_first_token_emit_no_more(
-    target: Any, drafter: str, tmp_path: Path, unread: list[int], policy: str, temperature: float
-) -> None:
+    target: Any, drafter: str, tmp_path: Path, unread: list[int], policy: str, temperature: float, dense: bool
+) -> None:  # fmt: skip
     """By an end-of-text token, by a stop string or by length, in lanes of which others decode."""
-    given = {"drafter": drafter, "policy": policy, "temperature": temperature}
+    given = {"drafter": drafter, "policy": policy, "temperature": temperature, "dense": dense}
     whole, _ = recorded(target, tmp_path / "whole.parquet", overlaps=False, **given)
     firsts = [row["bonus_token"] for row in whole if row["kind"] == 2]
     common = [token for token, _ in Counter(firsts).most_common()]
@@ -79,29 +80,94 @@ def test_requests_that_end_with_their_first_token_emit_no_more(
     assert {"eos", "stop"} & ends
     # the device knows of the end of a text, and not of stop strings
     assert engine.wasted_rounds > 0 or "stop" not in ends
+    stopped = [row for row in found if row["truncated_by"] == "stop"]
+    assert engine.wasted_rounds <= 2 * engine.rounds.plan.chain * len(stopped) or policy != "match"
 
 
-def test_who_follows_a_text_and_breaks_it_off_leaves_no_lane_running(
-    target: Any, drafter: str, tmp_path: Path, unread: list[int]
+def broken_off(point: str, engine: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the first join of lanes whose first tokens are unread break off, once, where it is said."""
+    broken: list[str] = []
+    hold, read = engine._hold, prompts.first_tokens
+
+    def stop() -> None:
+        if not broken:
+            broken.append(point)
+            raise KeyboardInterrupt
+
+    def held(lanes: Any, unread: Any = None) -> None:
+        hold(lanes, unread)
+        if unread is not None and point == "hold":
+            stop()
+
+    def tokens(refill: Any) -> Any:
+        if engine._joining and point == "read":
+            stop()
+        return read(refill)
+
+    def emit(lane: Lane, tokens: Any, plain: Any = Lane.emit) -> Any:
+        unread = [other for refill in engine._joining for other in refill.lanes]
+        found = plain(lane, tokens)
+        if any(lane is other for other in unread) and point == "emit":
+            stop()
+        return found
+
+    monkeypatch.setattr(engine, "_hold", held)
+    monkeypatch.setattr(prompts, "first_tokens", tokens)
+    monkeypatch.setattr(Lane, "emit", emit)
+    return broken
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("point", ["hold", "read", "emit"])
+def test_a_run_that_breaks_off_where_lanes_join_leaves_an_engine_like_a_new_one(
+    target: Any, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, point: str
 ) -> None:
     run = draft_runs.session(
         target, tmp_path / "run.parquet", drafter=drafter, draft_impl="native", target_impl="native",
-        rounds="device", lanes=3, length=3, branches=1, max_new_tokens=9,
+        rounds="device", lanes=3, length=3, branches=1, policy=policy,
     )  # fmt: skip
-    engine, broken = run.engine, []
-    entries = with_ids(text_prompt(prompt) for prompt in draft_runs.prompts(12))
+    engine = run.engine
+    asked = [
+        replace(text_prompt(prompt), max_new_tokens=(3, 30, 40)[place % 3])
+        for place, prompt in enumerate(draft_runs.prompts(12))
+    ]
 
-    def follow(text: str) -> None:
-        if unread and not broken:
-            broken.append(text)
-            raise InterruptedError
+    def outputs(sink: Any) -> dict[int, list[int]]:
+        conversations = run.conversations(with_ids(asked), check=False)
+        return {lane.request.order: list(lane.output) for lane in engine.run(conversations, sink)}
 
-    sink: Any = _Keeps()
-    with pytest.raises(InterruptedError):
-        list(engine.run(run.conversations(entries, check=True), sink, on_text=follow))
+    whole, free = outputs(_Keeps()), len(engine.prompts.records._free)
+    sink = _Keeps()
+    with monkeypatch.context() as patches:
+        broken = broken_off(point, engine, engine.prompts, patches)
+        with pytest.raises(KeyboardInterrupt):
+            outputs(sink)
+    assert broken == [point]
     assert engine.rounds.lanes.live.tolist() == [0, 0, 0]
-    assert not engine._joining
     assert sorted(sink.opened_ones) == sorted(sink.closed_ones)
+    assert len(engine.prompts.records._free) == free
+    assert outputs(_Keeps()) == whole
+
+
+def test_lanes_of_two_groups_wait_for_their_first_tokens(
+    target: Any, drafter: str, tmp_path: Path, unread: list[int]
+) -> None:
+    given = {"drafter": drafter, "lanes": 4, "temperature": 0.8}
+    waited, _ = recorded(target, tmp_path / "waited.parquet", overlaps=False, **given)
+    unread.clear()
+    found, engine = recorded(target, tmp_path / "found.parquet", overlaps=True, overlap="groups", **given)
+    assert len(engine.groups) == 2
+    assert not unread
+    assert outputs_of(found) == outputs_of(waited)
+
+
+def outputs_of(rows: Any) -> dict[str, list[int]]:
+    """Tokens of each request, counted from its rows."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        path = [row["node_token"][node] for node in row["accepted_nodes"]]
+        found.setdefault(row["request_id"], []).extend([*path, row["bonus_token"]][: row["emitted"]])
+    return found
 
 
 class _Keeps:

@@ -117,6 +117,8 @@ class AdaptiveEngine(DeviceEngine):
     def round(self, lanes: Sequence[Lane], sink: Sink) -> None:
         """Queue rounds ahead, and take in the oldest that are unread."""
         self._forget_empty()
+        # what is foreseen is of lanes in this order, as what is asked
+        lanes = sorted(lanes, key=lambda lane: lane.index)
         while self._launch(lanes):
             pass
         self._hand_on(sink)
@@ -126,7 +128,7 @@ class AdaptiveEngine(DeviceEngine):
         super()._drop_prompts()
         for flight in self._flights:
             flight.launched.forget()
-            self._written |= {lane.index for lane in flight.lanes}
+            self._written |= {lane.index for lane in flight.open}
         self._flights.clear()
 
     def _forget_empty(self) -> None:

@@ -74,7 +74,7 @@ class DeviceEngine(PromptedEngine):
         return next(group for group in self.groups if lane.index in group.rounds.window)
 
     def _joined(self, lane: Lane) -> None:
-        """A lane has its first token."""
+        """A lane takes part in rounds from now on, behind a first token that the host may not have."""
         request = lane.request
         temperature, read = request.sampling.temperature, len(request.prompt_tokens)
         self._laws[lane.index] = LaneLaw(temperature, self._drawn(temperature)).numbers
@@ -101,9 +101,13 @@ class DeviceEngine(PromptedEngine):
         super()._drop_prompts()
         for group in self.groups:
             if group.flying is not None:
-                group.rounds.forget(group.flying.ticket)
-                self._written |= {lane.index for lane in group.flying.lanes}
+                self._forget(group, group.flying)
             group.flying = None
+
+    def _forget(self, group: LaneGroup, flight: Flight) -> None:
+        """Never read a chain, whose rounds may still write where lanes go on."""
+        group.rounds.forget(flight.ticket)
+        self._written |= {lane.index for lane in flight.lanes if not lane.done}
 
     def _tell_where(self, lane: Lane) -> None:
         """Let the host's caches know how far the device has come."""
@@ -140,7 +144,7 @@ class DeviceEngine(PromptedEngine):
 
     def _hand_on(self, sink: Sink) -> None:
         """Give the sink what has waited until rounds were queued, among it first tokens."""
-        self._answer_joined(sink)
+        self._answer_joined()
         self._give_prompts(sink)
         if self._deferring is not None:
             self._deferring.flush()
@@ -161,7 +165,12 @@ class DeviceEngine(PromptedEngine):
             before, group.flying = group.flying, None
             if open_lanes := group.own(lanes):
                 group.flying = self._launched(group, open_lanes, before)
-            self._hand_on(sink)
+            try:
+                self._hand_on(sink)
+            except BaseException:
+                if before is not None:
+                    self._forget(group, before)
+                raise
             if before is not None:
                 self._land(group, before, sink)
 
@@ -208,7 +217,9 @@ class DeviceEngine(PromptedEngine):
         for stopped in landing.listen(place):
             self.wasted_rounds += stopped.after
             if stopped.goes_on:
-                self.wasted_rounds += self._still_queued(stopped.lane)
+                # each round that runs would have emitted a token
+                left = max(0, stopped.lane.left - stopped.after)
+                self.wasted_rounds += min(self._still_queued(stopped.lane), left)
 
     def _still_queued(self, lane: Lane) -> int:
         return 0 if self._group_of(lane).flying is None else self.rounds.plan.chain

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -18,15 +20,15 @@ class PromptRecord(NamedTuple):
 
     Attributes:
         records: its arrays `[1, ...]`, lent until it is given back.
-        first: int32 `[2, prompts]` on the device: whether each prompt's request goes on behind its first
+        begins: int32 `[2, prompts]` on the device: whether each prompt's request goes on behind its first
             token, and that token.
         arrived: when all of it is there; None where nothing is waited for, and so is `taken`.
-        taken: when rounds have read `first`.
+        taken: when rounds have read `begins`.
     """
 
     flat: Tensor
     records: Records
-    first: Tensor
+    begins: Tensor
     arrived: torch.cuda.Event | None
     taken: torch.cuda.Event | None
 
@@ -36,14 +38,12 @@ class PromptRecord(NamedTuple):
             self.arrived.synchronize()
         return self.records
 
-    def take(self) -> Tensor:
-        """Let the current stream read `first` from here on, once it is there; `taken_now` when it has."""
+    @contextmanager
+    def taking(self) -> Iterator[Tensor]:
+        """Let the current stream read `begins` in work that is queued meanwhile, once it is there."""
         if self.arrived is not None:
-            torch.cuda.current_stream(self.first.device).wait_event(self.arrived)
-        return self.first
-
-    def taken_now(self) -> None:
-        """All that reads `first` is queued on the current stream."""
+            torch.cuda.current_stream(self.begins.device).wait_event(self.arrived)
+        yield self.begins
         if self.taken is not None:
             self.taken.record()
 
@@ -51,8 +51,8 @@ class PromptRecord(NamedTuple):
 class PromptRecords:
     """As many records in host memory as there are forwards that nobody has read."""
 
-    def __init__(self, record: Tensor, first: Tensor, layout: Layout) -> None:
-        self.record, self.first, self.layout = record, first, layout
+    def __init__(self, record: Tensor, begins: Tensor, layout: Layout) -> None:
+        self.record, self.begins, self.layout = record, begins, layout
         # pinned memory takes long to get
         self._free = deque(self._make() for _ in range(_FIRST))
 
@@ -61,7 +61,7 @@ class PromptRecords:
         found = self._free.popleft() if self._free else self._make()
         if found.taken is not None:
             torch.cuda.current_stream(self.record.device).wait_event(found.taken)
-        found.first.copy_(self.first)
+        found.begins.copy_(self.begins)
         found.flat.copy_(self.record, non_blocking=True)
         if found.arrived is not None:
             found.arrived.record()
@@ -75,5 +75,5 @@ class PromptRecords:
         cuda = self.record.is_cuda
         flat = torch.zeros(self.record.shape, dtype=self.record.dtype, pin_memory=cuda)
         arrived, taken = (torch.cuda.Event() if cuda else None for _ in range(2))
-        records, first = Records(flat.numpy(), self.layout), torch.zeros_like(self.first)
-        return PromptRecord(flat, records, first, arrived, taken)
+        records, begins = Records(flat.numpy(), self.layout), torch.zeros_like(self.begins)
+        return PromptRecord(flat, records, begins, arrived, taken)

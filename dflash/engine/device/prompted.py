@@ -182,26 +182,20 @@ class PromptedEngine(Engine):
         self._joining.append(refill)
         self._hold(refill.lanes, refill.record)
 
-    def _answer_joined(self, sink: Sink) -> None:
+    def _answer_joined(self) -> None:
         """Wait for prompts whose lanes take part in rounds by now, and emit their first tokens."""
         while self._joining:
-            lanes = self._joining[0].lanes
-            try:
-                self._emit_first(self._joining.popleft())
-            except BaseException:
-                # whoever follows a text broke this off: those that have no first token may not go on
-                for lane in lanes:
-                    self._rest_lane(lane.index)
-                raise
-            self.wasted_rounds += sum(map(self._still_queued, filter(_stopped, lanes)))
-        if self.quiet:
-            self._give_prompts(sink)
+            refill = self._joining[0]
+            self._emit_first(refill)
+            self._joining.popleft()
+            for lane in filter(_stopped, refill.lanes):
+                self.wasted_rounds += min(self._still_queued(lane), lane.left)
 
     def _emit_first(self, refill: Refill) -> None:
         """Wait for first tokens, and emit them."""
-        tokens = self.prompts.first_tokens(refill)
         # first, so that lanes are opened even if whoever follows a text breaks this off
         self._answered.append(_Answered(refill, emissions := []))
+        tokens = self.prompts.first_tokens(refill)
         for lane, token in zip(refill.lanes, tokens, strict=True):
             emissions.append(lane.emit([token]))
 
@@ -252,7 +246,7 @@ class PromptedEngine(Engine):
         self._joined(lane)
 
     def _joined(self, lane: Lane) -> None:
-        """A lane has its first token."""
+        """A lane takes part in rounds from now on, behind a first token that the host may not have."""
         raise NotImplementedError
 
     def _hold(self, lanes: Sequence[Lane], unread: PromptRecord | None = None) -> None:
@@ -264,7 +258,7 @@ class PromptedEngine(Engine):
         raise NotImplementedError
 
     def _still_queued(self, lane: Lane) -> int:
-        """Rounds of a lane that are queued after those that are being read."""
+        """Rounds of a lane that are queued and that nobody has begun to read."""
         raise NotImplementedError
 
     def _close(self, lane: Lane, sink: Sink) -> None:
@@ -276,11 +270,13 @@ class PromptedEngine(Engine):
     def _drop_prompts(self) -> None:
         answered = [one.refill for one in self._answered]
         self._unsent = deque(one for one in self._unsent if any(one is other for other in answered))
-        while self._joining:
-            refill = self._joining.popleft()
+        for refill in self._joining:
+            # those that have no first token may not go on
             for lane in refill.lanes:
                 self._rest_lane(lane.index)
-            self.prompts.forget(refill)
+            if not any(refill is other for other in answered):
+                self.prompts.forget(refill)
+        self._joining.clear()
         for refill in self.refills.drop():
             self.prompts.forget(refill)
         if self._asked:

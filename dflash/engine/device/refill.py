@@ -101,8 +101,8 @@ class PromptRound:
         layout = layout_of(fields)
         self.eos = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
         # as in `PromptRecord`
-        self._first = torch.zeros((2, MOST), dtype=torch.int32, device=device)
-        self.records = PromptRecords(self.record, self._first, layout)
+        self._begins = torch.zeros((2, MOST), dtype=torch.int32, device=device)
+        self.records = PromptRecords(self.record, self._begins, layout)
         self.signs = None if plan.projection is None else sign_words(plan.projection)
         self.scratch = SlotScratch.make(MOST, trunk.vocabulary, 0, device)
         self.maker = PromptRows(Records(self.record.cpu().numpy(), layout), plan.store_topk)
@@ -268,8 +268,8 @@ class PromptRound:
             **self.way,
         )  # fmt: skip
         choice = views.slots.choice[:, 0]
-        self._first[0].copy_((choice[:, None] != self.eos).all(1))
-        self._first[1].copy_(choice)
+        self._begins[0].copy_((choice[:, None] != self.eos).all(1))
+        self._begins[1].copy_(choice)
         if self.signs is not None and views.prints is not None and output.taps is not None:
             scale = output.taps.shape[1] ** -0.5
             project_rows(output.taps, space.wanted, self.signs, scale, views.prints, **self.way)

@@ -88,8 +88,8 @@ class RoundShared:
         places = self._write(fields, [lane.index for lane in held], words)
         if unread is not None:
             there = places[_LIVE : _ANCHOR + 1 : _ANCHOR - _LIVE].flatten()
-            self._flat.index_copy_(0, there, unread.take()[:, : len(held)].flatten())
-            unread.taken_now()
+            with unread.taking() as begins:
+                self._flat.index_copy_(0, there, begins[:, : len(held)].flatten())
 
     def clear(self, indices: Sequence[int]) -> None:
         """Let lanes have no trunk, so that nothing of them is taken into a drafter's context."""

@@ -39,8 +39,8 @@ class Ahead(NamedTuple):
     Attributes:
         coming: by step; the last goes for all further ones, unless something changes.
         sure: steps for which that is decided already, if their load comes true.
-        chained: of these, how many the next choice waits for, or all where a choice is made every step.
-            Those behind them run while it is made.
+        chained: of these, how many the next choice waits for, or all where a choice is made every step; none
+            where it is not positive. Those behind them run while the choice is made.
     """
 
     coming: list[Asked]
