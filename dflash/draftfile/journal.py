@@ -30,7 +30,6 @@ from dflash.draftfile.errors import (
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.metadata import seal
 from dflash.draftfile.publish import sync_folder, writing
-from dflash.draftfile.spill import Spill
 from dflash.draftfile.threads import own_threads
 
 SYNC_SECONDS = 5.0
@@ -113,7 +112,6 @@ class Journal:
             raise
         except OSError as error:
             raise FolderNotWritable(self.path.parent, error.strerror or str(error)) from error
-        self._spill = Spill(self._file.fileno(), self._disk) if self._disk else None
         self._buffer = pa.BufferedOutputStream(again, BUFFER)
         self._stream = pa.ipc.new_stream(self._buffer, self._schema)
         self._closing = pa.RecordBatch.from_arrays(
@@ -285,8 +283,6 @@ class Journal:
     def _put(self, batch: pa.RecordBatch, notes: Mapping[bytes, bytes]) -> None:
         self._stream.write_batch(batch, custom_metadata=notes)
         self._buffer.flush()
-        if self._spill is not None:
-            self._spill.grown(self._buffer.tell())
 
     def _sync_if_due(self) -> None:
         if self.due:
