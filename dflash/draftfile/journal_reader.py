@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +85,7 @@ class JournalReader:
         return table.take(pa.array(order)).combine_chunks()
 
     def _batches(self) -> Iterator[tuple[str, pa.RecordBatch]]:
-        with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as stream:
+        with pa.OSFile(os.fsencode(self.path)) as file, pa.ipc.open_stream(file) as stream:
             good = file.tell()
             while True:
                 found = _next(stream)
@@ -107,7 +108,7 @@ def open_journal(path: Path | str) -> JournalReader:
     if not path.stat().st_size:
         raise JournalEmpty(path)
     try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        with pa.OSFile(os.fsencode(path)) as file, pa.ipc.open_stream(file) as stream:
             schema = stream.schema
     except (OSError, pa.ArrowException) as error:
         raise JournalUnreadable(path, str(error).splitlines()[0]) from error
