@@ -206,7 +206,7 @@ class Engine:
         """Hold nothing back: no lane decodes, and the next conversation may be long in coming."""
 
     def _drop_prompts(self) -> None:
-        """Forget prompts that were only begun."""
+        """Forget prompts that were only begun, and rounds that were queued and will not be read."""
 
     def _prefill(self, lane: Lane, sink: Sink) -> None:
         """Compute a prompt's keys and values and emit the first token."""

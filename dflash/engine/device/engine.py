@@ -74,7 +74,6 @@ class DeviceEngine(PromptedEngine):
         return next(group for group in self.groups if lane.index in group.rounds.window)
 
     def _joined(self, lane: Lane) -> None:
-        """A lane takes part in rounds from now on, behind a first token that the host may not have."""
         request = lane.request
         temperature, read = request.sampling.temperature, len(request.prompt_tokens)
         self._laws[lane.index] = LaneLaw(temperature, self._drawn(temperature)).numbers
@@ -86,14 +85,14 @@ class DeviceEngine(PromptedEngine):
                 with group.at_work():
                     group.rounds.open(going, unread)
 
-    def _rest_lane(self, index: int) -> None:
-        group = next(group for group in self.groups if index in group.rounds.window)
+    def _rest_lane(self, lane: Lane) -> None:
+        group = self._group_of(lane)
         with group.at_work():
-            group.rounds.close(index)
+            group.rounds.close(lane.index)
 
     def _close(self, lane: Lane, sink: Sink) -> None:
         if lane.finish in (Truncation.STOP, Truncation.INTERRUPTED):
-            self._rest_lane(lane.index)
+            self._rest_lane(lane)
         self._tell_where(lane)
         super()._close(lane, sink)
 

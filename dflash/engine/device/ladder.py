@@ -106,6 +106,7 @@ class RoundLadder:
 
     Attributes:
         rungs: by length, from 0 to that of the whole tree.
+        longest_chain: rounds that are queued at once, at most.
         caught_up: recorded whenever the drafter's contexts were brought up to the ends of trunks; None
             where nothing runs at the same time.
         shared: what all of them know of the requests.
@@ -125,6 +126,7 @@ class RoundLadder:
         limits = RoundLimits(*self._told.view(2, lanes))
         self.shared = RoundShared(lanes, device, limits, ring)
         self.rungs = [self._rung(length, eos) for length in rung_lengths(plan.shape.length)]
+        self.longest_chain = max(rung.chained.plan.chain for rung in self.rungs)
         self._limits = Shapes.none(lanes)
         self._pending = 0
         self._ready = False
@@ -157,11 +159,6 @@ class RoundLadder:
     def close(self, index: int) -> None:
         """Let a lane rest."""
         self.shared.rest(index)
-
-    @property
-    def longest_chain(self) -> int:
-        """Rounds that are queued at once, at most."""
-        return max(rung.chained.plan.chain for rung in self.rungs)
 
     def rung(self, deepest: int) -> Rung:
         """The shortest rung that holds drafts of a length."""

@@ -253,7 +253,7 @@ class PromptedEngine(Engine):
         """Tell the device of lanes whose prompts are read, or will be: see `RoundShared.hold`."""
         raise NotImplementedError
 
-    def _rest_lane(self, index: int) -> None:
+    def _rest_lane(self, lane: Lane) -> None:
         """Let a lane rest on the device."""
         raise NotImplementedError
 
@@ -273,7 +273,7 @@ class PromptedEngine(Engine):
         for refill in self._joining:
             # those that have no first token may not go on
             for lane in refill.lanes:
-                self._rest_lane(lane.index)
+                self._rest_lane(lane)
             if not any(refill is other for other in answered):
                 self.prompts.forget(refill)
         self._joining.clear()
