@@ -9,7 +9,7 @@ from dflash.kernels.attention_checks import Impl, interpreted
 from dflash.kernels.attention_plan import Mode
 from dflash.kernels.errors import ShapeRefused
 from dflash.kernels.product_checks import check_product, output_like
-from dflash.kernels.product_launch import launch_options
+from dflash.kernels.product_launch import asked_later, launch_options
 from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
 from dflash.kernels.row_norm import Norm, check_norm, launch_norm, normed
@@ -27,11 +27,13 @@ def gate_up(
     scratch: ProductScratch | None = None,
     tile: ProductTile | None = None,
     pdl: bool = True,
+    later: Tensor | None = None,
 ) -> Tensor:
     """Compute silu(norm(x) @ gate.T) * (norm(x) @ up.T), in float32 until stored (SwiGLU, Shazeer 2020).
 
     Args:
-        x: `[rows, depth]`, as in `row_product`, and so are `eps`, `mode`, `impl`, `scratch`, `tile`, `pdl`.
+        x: `[rows, depth]`, as in `row_product`, and so are `eps`, `mode`, `impl`, `scratch`, `tile`, `pdl`,
+            `later`.
         weight: `[2 x inner, depth]`, the gate's rows, then the up projection's.
         norm: as in `row_product`; None for none.
         out: where to write, `[rows, inner]`; rows may be apart.
@@ -42,7 +44,7 @@ def gate_up(
     Raises:
         KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
     """
-    check_product(x, weight, None, mode, impl)
+    check_product(x, weight, None, mode, impl, later)
     check_norm(x, norm, eps)
     if len(weight) % 2:
         raise ShapeRefused("weight", "as many rows for gate as for up", weight.shape)
@@ -53,7 +55,7 @@ def gate_up(
         gate, up = (rows @ weight.to(rows.dtype).T).chunk(2, dim=-1)
         return out.copy_(torch.nn.functional.silu(gate) * up)
     plan = gate_up_plan(len(x), inner, x.shape[1], mode, tile)
-    _launch(x, weight, norm, out, eps, plan, scratch, pdl and not interpreted())
+    _launch(x, weight, norm, out, eps, plan, scratch, pdl and not interpreted(), later)
     return out
 
 
@@ -66,7 +68,7 @@ def gate_up_plan(
 
 def _launch(
     x: Tensor, weight: Tensor, norm: Norm, out: Tensor, eps: float, plan: ProductPlan,
-    scratch: ProductScratch | None, pdl: bool,
+    scratch: ProductScratch | None, pdl: bool, later: Tensor | None = None,
 ) -> None:  # fmt: skip
     from dflash.kernels import product_triton
 
@@ -76,5 +78,6 @@ def _launch(
     product_triton.gate_up_kernel[(plan.column_tiles, plan.row_tiles, plan.splits)](
         of.x, weight, of.gain, of.squares, out, *held, of.x.stride(0), out.stride(0),
         len(x), len(weight) // 2, depth, plan.blocks, of.parts, eps,
+        *asked_later(later, pdl),
         **launch_options(plan, depth, of, pdl),
     )  # fmt: skip

@@ -11,14 +11,35 @@ from dflash.kernels.cache_rows import prefetch, prefetch_spans
 SMALL_TILE = tl.constexpr(2048)
 MOST_OF_SMALL = tl.constexpr(8192)
 MOST_AT_ONCE = tl.constexpr(4096)
+# numbers that shares of a later weight are multiples of: whole lines
+SHARE = tl.constexpr(128)
+
+
+@triton.jit
+def ask_later(Later, numbers):
+    """Ask for this program's share of a weight that a later launch reads, by one thread: more take longer."""
+    THREADS: tl.constexpr = tl.extra.cuda.num_threads()
+    program = tl.program_id(0) + tl.num_programs(0) * (
+        tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
+    )
+    programs = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)
+    share = tl.cdiv(tl.cdiv(numbers, programs), SHARE) * SHARE
+    begin = program * share
+    size: tl.constexpr = Later.dtype.element_ty.primitive_bitwidth // 8
+    own = tl.maximum(tl.minimum(share, numbers - begin), 0) * size // 16 * 16
+    thread = tl.arange(0, THREADS)
+    prefetch_spans(Later + begin + thread, tl.where(thread == 0, own, 0))
 
 
 @triton.jit
 def enter(
-    W, left, right, share, depth,
+    W, left, right, share, depth, Later, later,
     PREFETCH: tl.constexpr, BULK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Ask for the program's share of its weights, which nothing writes, then wait for what came before."""
+    """Ask for the program's share of its weights, which nothing writes, then wait for what came before.
+
+    Meanwhile `later` numbers of a weight that a later launch reads come into L2, too, unless it is None.
+    """
     if PDL:
         if EARLY:
             tl.extra.cuda.gdc_launch_dependents()
@@ -33,6 +54,8 @@ def enter(
             line = tl.minimum(low + tl.arange(0, PREFETCH // 64) * 64, depth - 1)[None, :]
             prefetch(W + left.to(tl.int64)[:, None] * depth + line)
             prefetch(W + right.to(tl.int64)[:, None] * depth + line)
+        if Later is not None:
+            ask_later(Later, later)
         tl.extra.cuda.gdc_wait()
         if not EARLY:
             tl.extra.cuda.gdc_launch_dependents()

@@ -48,8 +48,10 @@ def _check_rows(name: str, tensor: Tensor) -> None:
         raise LayoutRefused(name, "rows that start on 16 bytes", tensor.stride(), tensor.shape)
 
 
-def check_product(x: Tensor, weight: Tensor, bias: Tensor | None, mode: Mode, impl: Impl) -> None:
-    """Refuse what no small product takes: rows, a weight, and a bias.
+def check_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mode: Mode, impl: Impl, later: Tensor | None = None
+) -> None:
+    """Refuse what no small product takes: rows, a weight, a bias, and the weight of a later launch.
 
     Raises:
         KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
@@ -64,6 +66,8 @@ def check_product(x: Tensor, weight: Tensor, bias: Tensor | None, mode: Mode, im
     check_tensor("weight", weight, x.dtype, tuple(weight.shape), x)
     if bias is not None:
         check_tensor("bias", bias, x.dtype, (len(weight),), x)
+    if later is not None:
+        check_tensor("later", later, x.dtype, tuple(later.shape), x)
     if impl == "triton":
         check_runnable("x", x)
 

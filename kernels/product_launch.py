@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash.kernels.product_plan import ProductPlan
+from torch import Tensor
+
+from dflash.kernels.product_plan import SMALL_WEIGHT, ProductPlan
 from dflash.kernels.row_norm import NormLaunch
 
 SQUARES_A_THREAD = 32
@@ -14,6 +16,13 @@ def _at_once(parts: int, warps: int, block_m: int) -> int:
     """How many parts of carried squares are loaded before the products: as many as registers allow."""
     most = SQUARES_A_THREAD * 32 * warps // block_m
     return min(1 << (parts - 1).bit_length(), most) if parts else 0
+
+
+def asked_later(later: Tensor | None, pdl: bool) -> tuple[Tensor | None, int]:
+    """The weight that a launch asks for ahead of its time, and its numbers; None where that is no gain."""
+    if later is None or not pdl or later.numel() > SMALL_WEIGHT:
+        return None, 0
+    return later, later.numel()
 
 
 def launch_options(plan: ProductPlan, depth: int, norm: NormLaunch, pdl: bool) -> dict[str, Any]:

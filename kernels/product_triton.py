@@ -119,10 +119,11 @@ def _leave_half(
     return tl.sum(wide * wide, 1)
 
 
-@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps"])
+@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps", "later"])
 def row_kernel(
     X, W, Norm, Before, Bias, Residual, Out, Gain, Gained, Sums, Parts, Squares, Tickets,
     stride_x, stride_residual, stride_out, stride_gained, count, columns, depth, blocks, parts, eps,
+    Later, later,
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
@@ -137,7 +138,7 @@ def row_kernel(
     keep_a, keep_b = live[:, None] & (own < columns)[None, :], live[:, None] & (own + HALF < columns)[None, :]
     gain_a = tl.load(Gain + left) if CARRY else left
     gain_b = tl.load(Gain + right) if CARRY else right
-    enter(W, left, right, blocks * (BLOCK_K * WAYS), depth, PREFETCH, BULK, EARLY, PDL)
+    enter(W, left, right, blocks * (BLOCK_K * WAYS), depth, Later, later, PREFETCH, BULK, EARLY, PDL)
     rest_a = _residual(Residual, rows, own, keep_a, stride_residual, RESIDUAL and AHEAD, BLOCK_M, HALF)
     rest_b = _residual(Residual, rows, own + HALF, keep_b, stride_residual, RESIDUAL and AHEAD, BLOCK_M, HALF)
     a, b, squares, before = _multiply(
@@ -169,10 +170,11 @@ def row_kernel(
             tl.store(Sums + tl.program_id(0) * count + rows, sums, mask=live)
 
 
-@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps"])
+@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps", "later"])
 def gate_up_kernel(
     X, W, Norm, Before, Out, Parts, Squares, Tickets,
     stride_x, stride_out, count, inner, depth, blocks, parts, eps,
+    Later, later,
     BLOCK_M: tl.constexpr, HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr,
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr,
@@ -182,7 +184,7 @@ def gate_up_kernel(
     rows, live = _own_rows(count, BLOCK_M)
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
     left = tl.minimum(own, inner - 1)
-    enter(W, left, left + inner, blocks * (BLOCK_K * WAYS), depth, PREFETCH, BULK, EARLY, PDL)
+    enter(W, left, left + inner, blocks * (BLOCK_K * WAYS), depth, Later, later, PREFETCH, BULK, EARLY, PDL)
     gate, up, squares, mine = _products(
         X, W, Norm, Before, Parts, Squares, Tickets, rows, count, left, left + inner, depth, blocks, parts,
         stride_x, BLOCK_M, HALF, BLOCK_K, WAYS, STAGES, SPLITS, EVEN, NORM, PARTS, SWAP,
@@ -222,11 +224,11 @@ def _append(
     tl.store(to + TURN, b.to(Cache.dtype.element_ty), mask=keep)
 
 
-@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps", "head_eps"])
+@triton.jit(do_not_specialize=["count", "blocks", "parts", "eps", "head_eps", "later"])
 def qkv_kernel(
     X, W, Norm, Before, Bias, QNorm, KNorm, Cos, Sin, Positions, Places, Q, K, V, Parts, Squares, Tickets,
     stride_x, stride_q, stride_kb, stride_kh, stride_kr, stride_vb, stride_vh, stride_vr,
-    count, depth, blocks, parts, eps, head_eps,
+    count, depth, blocks, parts, eps, head_eps, Later, later,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, TURN: tl.constexpr, BLOCK_M: tl.constexpr,
     HALF: tl.constexpr, BLOCK_K: tl.constexpr, WAYS: tl.constexpr, STAGES: tl.constexpr,
     SPLITS: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
@@ -245,7 +247,7 @@ def qkv_kernel(
     gain = QNorm if head < HEADS else KNorm
     if HEAD_NORM and AHEAD:
         a_gain, b_gain = tl.load(gain + inside), tl.load(gain + TURN + inside)
-    enter(W, left, left + TURN, blocks * (BLOCK_K * WAYS), depth, PREFETCH, BULK, EARLY, PDL)
+    enter(W, left, left + TURN, blocks * (BLOCK_K * WAYS), depth, Later, later, PREFETCH, BULK, EARLY, PDL)
     position = tl.load(Positions + rows, mask=live, other=0).to(tl.int64)
     block = tl.load(Places + 2 * rows, mask=live, other=-1).to(tl.int64)
     row = tl.load(Places + 2 * rows + 1, mask=live, other=0).to(tl.int64)

@@ -11,7 +11,7 @@ from dflash.kernels.attention_checks import Impl, interpreted
 from dflash.kernels.attention_plan import Mode
 from dflash.kernels.errors import ShapeRefused
 from dflash.kernels.product_checks import check_product, check_tensor, output_like
-from dflash.kernels.product_launch import launch_options
+from dflash.kernels.product_launch import asked_later, launch_options
 from dflash.kernels.product_plan import HEAD_TILES, ProductPlan, ProductTile, block_of, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
 from dflash.kernels.row_norm import Norm, check_norm, launch_norm, normed
@@ -51,11 +51,13 @@ def qkv_rope(
     scratch: ProductScratch | None = None,
     tile: ProductTile | None = None,
     pdl: bool = True,
+    later: Tensor | None = None,
 ) -> Tensor:
     """Project rows to queries, keys and values; write keys and values where the attention kernels read them.
 
     Args:
-        x: `[rows, depth]`, as in `row_product`, and so are `eps`, `mode`, `impl`, `scratch`, `tile`, `pdl`.
+        x: `[rows, depth]`, as in `row_product`, and so are `eps`, `mode`, `impl`, `scratch`, `tile`, `pdl`,
+            `later`.
         weight: `[(heads + 2 x KV heads) x head, depth]`: query, key, value heads; no query heads append only.
         norm: as in `row_product`; None for none.
         rotary: of all positions that may come.
@@ -73,7 +75,7 @@ def qkv_rope(
     Raises:
         KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
     """
-    check_product(x, weight, bias, mode, impl)
+    check_product(x, weight, bias, mode, impl, later)
     check_norm(x, norm, eps)
     kv_heads, head = _check_caches(x, k, v)
     heads = _check_heads(weight, kv_heads, head)
@@ -85,7 +87,7 @@ def qkv_rope(
         len(x), len(weight) // head, head, x.shape[1], mode, tile, whole_heads=head_norms is not None
     )
     arguments = (x, weight, norm, rotary, positions, places, k, v, eps, bias, head_norms)
-    _launch(*arguments, heads, out, plan, scratch, pdl and not interpreted())
+    _launch(*arguments, heads, out, plan, scratch, pdl and not interpreted(), later)
     return out
 
 
@@ -160,6 +162,7 @@ def _launch(
     x: Tensor, weight: Tensor, norm: Norm, rotary: Rotary, positions: Tensor, places: Tensor,
     k: Tensor, v: Tensor, eps: float, bias: Tensor | None, norms: HeadNorms | None, heads: int, out: Tensor,
     plan: ProductPlan, scratch: ProductScratch | None, pdl: bool,
+    later: Tensor | None = None,
 ) -> None:  # fmt: skip
     from dflash.kernels import product_triton
 
@@ -171,6 +174,7 @@ def _launch(
         norms.q if norms else x, norms.k if norms else x, *rotary, positions, places, out, k, v, *held,
         of.x.stride(0), out.stride(0), *k.stride()[:3], *v.stride()[:3],
         len(x), depth, plan.blocks, of.parts, eps, norms.eps if norms else eps,
+        *asked_later(later, pdl),
         HEADS=heads, KV_HEADS=k.shape[1], TURN=k.shape[3] // 2,
         BIAS=bias is not None, HEAD_NORM=norms is not None, **launch_options(plan, depth, of, pdl),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from torch import Tensor
 from dflash.kernels.attention_checks import Impl, interpreted
 from dflash.kernels.attention_plan import Mode
 from dflash.kernels.product_checks import check_product, check_tensor, output_like
-from dflash.kernels.product_launch import launch_options
+from dflash.kernels.product_launch import asked_later, launch_options
 from dflash.kernels.product_plan import ProductPlan, ProductTile, product_plan
 from dflash.kernels.product_scratch import ProductScratch, fitting_product_scratch
 from dflash.kernels.row_norm import (
@@ -36,6 +36,7 @@ def row_product(
     scratch: ProductScratch | None = None,
     tile: ProductTile | None = None,
     pdl: bool = True,
+    later: Tensor | None = None,
 ) -> Tensor:
     """Compute norm(x) @ weight.T + bias + residual, in float32 until it is stored.
 
@@ -56,6 +57,7 @@ def row_product(
         scratch: from `product_scratch`, to share between calls on one stream; allocated if None.
         tile: another configuration than the table's.
         pdl: start under the preceding kernel's tail. The weight, norm and bias must not be written by it.
+        later: a weight that a later launch reads; with `pdl` it comes into L2 meanwhile, if it is small.
 
     Returns:
         `[rows, columns]` in the dtype of x.
@@ -63,7 +65,7 @@ def row_product(
     Raises:
         KernelArgumentError: one of `dflash.kernels.errors`, before the launch.
     """
-    check_product(x, weight, bias, mode, impl)
+    check_product(x, weight, bias, mode, impl, later)
     check_norm(x, norm, eps)
     out = output_like(out, "out", x, len(weight))
     if residual is not None:
@@ -74,7 +76,7 @@ def row_product(
     if impl == "reference":
         _reference(x, weight, norm, bias, residual, out, carry, eps)
         return out
-    _launch(x, weight, norm, bias, residual, out, carry, eps, plan, scratch, pdl and not interpreted())
+    _launch(x, weight, norm, bias, residual, out, carry, eps, plan, scratch, pdl and not interpreted(), later)
     return out
 
 
@@ -101,6 +103,7 @@ def _reference(
 def _launch(
     x: Tensor, weight: Tensor, norm: Norm, bias: Tensor | None, residual: Tensor | None, out: Tensor,
     carry: CarriedNorm | None, eps: float, plan: ProductPlan, scratch: ProductScratch | None, pdl: bool,
+    later: Tensor | None = None,
 ) -> None:  # fmt: skip
     from dflash.kernels import product_triton
 
@@ -112,6 +115,7 @@ def _launch(
         x if residual is None else residual, out, *to, *held,
         of.x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0), to.rows.stride(0),
         len(x), len(weight), depth, plan.blocks, of.parts, eps,
+        *asked_later(later, pdl),
         BIAS=bias is not None, RESIDUAL=residual is not None, CARRY=carry is not None,
         **launch_options(plan, depth, of, pdl),
     )  # fmt: skip

@@ -123,6 +123,20 @@ def _scratch(sizes: Sizes, layer: LayerWeights, rows: int, way: Way) -> ProductS
     return product_scratch(plans, layer.norm.device)
 
 
+class Later(NamedTuple):
+    """The weights of the layer that follows, asked for by the products of their like; None of the last."""
+
+    qkv: Tensor | None = None
+    out: Tensor | None = None
+    gate_up: Tensor | None = None
+    down: Tensor | None = None
+
+    @classmethod
+    def of(cls, layer: LayerWeights) -> Later:
+        """Those of a layer."""
+        return cls(layer.qkv, layer.out, layer.gate_up, layer.down)
+
+
 class LayersOutput(NamedTuple):
     """What comes after the last layer."""
 
@@ -156,11 +170,14 @@ def run_layers(
     """
     goals = {index: goal for index, goal in (kept or {}).items() if index < len(layers)}
     x = rows.hidden
-    gains = [*(layer.norm for layer in layers[1:]), final]
-    for index, (layer, store, gain) in enumerate(zip(layers, cache, gains, strict=True)):
+    followers: list[LayerWeights | None] = [*layers[1:], None]
+    for index, (layer, store, follower) in enumerate(zip(layers, cache, followers, strict=True)):
+        gain = final if follower is None else follower.norm
         ahead = None if gain is None else space.next_norm._replace(gain=gain)
         out = goals.get(index + 1, rows.hidden)
-        run_layer(layer, sizes, rows, store, partial(attend, index), space, way, x, norm, out, ahead)
+        run_layer(
+            layer, sizes, rows, store, partial(attend, index), space, way, x, norm, out, ahead, follower
+        )
         x, norm = out, ahead
     return LayersOutput(x, norm)
 
@@ -177,18 +194,27 @@ def run_layer(
     norm: Norm,
     out: Tensor,
     ahead: CarriedNorm | None,
+    follower: LayerWeights | None = None,
 ) -> None:
-    """One layer from `x` `[rows, hidden]`, with its norm, to `out`, which may be the same, with the next."""
+    """One layer from `x` `[rows, hidden]`, with its norm, to `out`, which may be the same, with the next.
+
+    Each product asks for the weight of its like in the layer that follows, so that this one finds it in L2.
+    """
+    later = Later() if follower is None else Later.of(follower)
     shared = {"eps": sizes.eps, "scratch": space.scratch, **way._asdict()}
     mlp_norm = space.mlp_norm._replace(gain=layer.mlp_norm)
     qkv_rope(
         x, layer.qkv, norm, rows.rotary, rows.positions, rows.places, *store,
-        bias=layer.qkv_bias, head_norms=layer.head_norms, out=space.queries, **shared,
+        bias=layer.qkv_bias, head_norms=layer.head_norms, out=space.queries,
+        later=later.qkv, **shared,
     )  # fmt: skip
     seen = attend(space.queries, *store, space.attended)
-    row_product(seen, layer.out, residual=x, bias=layer.out_bias, out=out, carry=mlp_norm, **shared)
-    gate_up(out, layer.gate_up, mlp_norm, out=space.inner, **shared)
-    row_product(space.inner, layer.down, residual=out, out=out, carry=ahead, **shared)
+    row_product(
+        seen, layer.out, residual=x, bias=layer.out_bias, out=out, carry=mlp_norm,
+        later=later.out, **shared,
+    )  # fmt: skip
+    gate_up(out, layer.gate_up, mlp_norm, out=space.inner, later=later.gate_up, **shared)
+    row_product(space.inner, layer.down, residual=out, out=out, carry=ahead, later=later.down, **shared)
 
 
 def final_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
