@@ -59,25 +59,26 @@ class Plan(NamedTuple):
     head_pad: int
 
 
-# swept on an H200 by dflash/bench/kernel_sweep.py; rows are the packed query rows of a KV head, rounded up.
+# swept on an H200 by dflash/bench/kernel_sweep.py, those of small models in whole steps by
+# dflash/bench/step_sweep.py; rows are the packed query rows of a KV head, rounded up.
 # short: few lanes and at most 2,048 rows, where latency counts; long: few lanes; wave, full: one or two
 # programs a multiprocessor without splitting any context. `replay-exact` has two tiles a row count, for few
 # programs and for many, that differ in how early they load and in nothing that they compute
 TILES: dict[tuple[int, int, Regime], Tile] = {
     (64, 16, "short"): Tile(16, 128, 4, 2, 264, 128, False, 1, 16, False, 128, 1, True),
     (64, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16, False, 0, 1),
-    (64, 16, "wave"): Tile(16, 64, 4, 3, 396, 512, False, 2, 8, False, 0, 1),
+    (64, 16, "wave"): Tile(16, 64, 4, 3, 396, 64, False, 2, 8, False, 0, 1, False, 160),
     (64, 16, "full"): Tile(16, 64, 4, 3, 132, 64, True, 1, 16),
     (64, 16, "exact"): Tile(16, 128, 4, 3, 132, 128, False, 1, 16, False, 128, 1, True),
     (64, 16, "exact full"): Tile(16, 128, 4, 2, 132, 128, False, 1, 16, False, 0, 1, True),
-    (64, 32, "short"): Tile(32, 64, 4, 3, 264, 128, False, 1, 16, False, 128, 1),
+    (64, 32, "short"): Tile(64, 64, 4, 3, 264, 64, False, 1, 16, False, 128, 1),
     (64, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16, False, 0, 1),
-    (64, 32, "wave"): Tile(32, 64, 4, 3, 264, 256, False, 2, 8, False, 0, 1),
+    (64, 32, "wave"): Tile(64, 64, 4, 3, 396, 256, False, 2, 8, False, 0, 1, False, 160),
     (64, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
     (64, 32, "exact"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
     (64, 32, "exact full"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
-    (64, 64, "short"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 128, 1),
-    (64, 64, "long"): Tile(64, 64, 4, 3, 132, 128, False, 1, 32, False, 256, 1),
+    (64, 64, "short"): Tile(64, 64, 4, 3, 132, 64, False, 1, 16, True, 128, 1),
+    (64, 64, "long"): Tile(64, 64, 4, 3, 132, 192, False, 1, 32, False, 256, 1),
     (64, 64, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (64, 64, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16),
     (64, 64, "exact"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 256, 1, True),
@@ -113,7 +114,7 @@ TILES: dict[tuple[int, int, Regime], Tile] = {
     (128, 64, "exact"): Tile(64, 64, 4, 4, 132, 128, False, 1, 16, True, 256, 1, True),
     (128, 64, "exact full"): Tile(64, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1, True),
     (128, 128, "short"): Tile(64, 32, 4, 4, 396, 128, False, 1, 16, True, 64, 1),
-    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 128, 1, False, 160),
+    (128, 128, "long"): Tile(128, 64, 8, 3, 132, 64, False, 2, 16, True, 128, 1, False, 160),
     (128, 128, "wave"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "full"): Tile(64, 64, 4, 4, 132, 64, True, 1, 16, False, 0, 2, True),
     (128, 128, "exact"): Tile(128, 64, 8, 3, 132, 64, False, 1, 16, True, 0, 1, True),

@@ -12,6 +12,7 @@ Size = Literal["small", "deep", "medium", "long", "large", "wide"]
 EXACT_ROWS = 64
 SMALL_WEIGHT = 1 << 21
 MEDIUM_WEIGHT = 1 << 24
+HEAVY_WEIGHT = 1 << 25
 DEEP = 1024
 LONG = 8192
 WIDE = 16384
@@ -57,9 +58,9 @@ class ProductPlan(NamedTuple):
 # for the small and the widest
 TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("qkv", 16, "small"): ProductTile(8, 64, 2, 6, 1, False, 2048, False, 2),
-    ("qkv", 32, "small"): ProductTile(8, 64, 2, 9, 1, False, 1024, False),
-    ("qkv", 64, "small"): ProductTile(8, 64, 4, 9, 1, False, 512, False),
-    ("qkv", 16, "medium"): ProductTile(16, 64, 2, 5, 132, False, 1024, False, 2),
+    ("qkv", 32, "small"): ProductTile(8, 64, 2, 4, 1, False, 1024, False),
+    ("qkv", 64, "small"): ProductTile(8, 64, 4, 6, 1, False, 512, True),
+    ("qkv", 16, "medium"): ProductTile(16, 64, 2, 5, 132, False, 256, False, 2),
     ("qkv", 32, "medium"): ProductTile(8, 256, 2, 5, 132, False, 512, True),
     ("qkv", 64, "medium"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
     ("qkv", 16, "large"): ProductTile(16, 128, 2, 5, 132, False, 1024, False),
@@ -67,24 +68,24 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("qkv", 64, "large"): ProductTile(64, 64, 4, 6, 132, True, 512, False),
     ("gate-up", 16, "small"): ProductTile(16, 64, 2, 6, 1, True, 2048, False, 2),
     ("gate-up", 32, "small"): ProductTile(16, 64, 4, 9, 1, True, 2048, False),
-    ("gate-up", 64, "small"): ProductTile(16, 64, 4, 9, 1, False, 512, False),
+    ("gate-up", 64, "small"): ProductTile(16, 64, 4, 7, 1, False, 512, False),
     ("gate-up", 16, "medium"): ProductTile(16, 128, 2, 5, 132, False, 1024, False),
     ("gate-up", 32, "medium"): ProductTile(8, 256, 2, 4, 132, False, 1024, False),
     ("gate-up", 64, "medium"): ProductTile(64, 64, 4, 4, 132, True, 1024, True),
     ("gate-up", 16, "large"): ProductTile(32, 128, 2, 5, 132, False, 512, False),
-    ("gate-up", 32, "large"): ProductTile(64, 64, 4, 4, 132, True, 256, True, bulk=True),
+    ("gate-up", 32, "large"): ProductTile(64, 128, 4, 5, 132, True, 256, True),
     ("gate-up", 64, "large"): ProductTile(64, 64, 4, 4, 132, True, 1024, True),
     ("rows", 16, "small"): ProductTile(8, 64, 2, 6, 1, False, 2048, False, 2),
-    ("rows", 32, "small"): ProductTile(8, 64, 2, 9, 1, False, 512, False),
-    ("rows", 64, "small"): ProductTile(8, 64, 4, 9, 1, False, 512, False),
-    ("rows", 16, "deep"): ProductTile(8, 64, 2, 6, 1, False, 2048, False, 2),
-    ("rows", 32, "deep"): ProductTile(8, 64, 4, 3, 1, False, 512, False, 4),
-    ("rows", 64, "deep"): ProductTile(8, 256, 4, 3, 1, False, 512, False),
+    ("rows", 32, "small"): ProductTile(8, 64, 2, 6, 1, False, 512, False),
+    ("rows", 64, "small"): ProductTile(16, 64, 4, 9, 1, False, 512, False),
+    ("rows", 16, "deep"): ProductTile(8, 64, 4, 3, 1, False, 2048, False, 4),
+    ("rows", 32, "deep"): ProductTile(8, 64, 4, 3, 1, False, 2048, True, 4),
+    ("rows", 64, "deep"): ProductTile(8, 256, 4, 3, 1, False, 1024, True),
     ("rows", 16, "medium"): ProductTile(8, 64, 2, 9, 132, False, 512, False),
     ("rows", 32, "medium"): ProductTile(16, 128, 2, 5, 264, False, 256, True, bulk=True),
     ("rows", 64, "medium"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
-    ("rows", 16, "long"): ProductTile(32, 128, 4, 5, 132, False, 512, False),
-    ("rows", 32, "long"): ProductTile(64, 128, 8, 3, 132, True, 256, True),
+    ("rows", 16, "long"): ProductTile(32, 256, 2, 5, 132, False, 256, False),
+    ("rows", 32, "long"): ProductTile(16, 128, 2, 6, 264, True, 256, True),
     ("rows", 64, "long"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
     ("rows", 16, "large"): ProductTile(64, 128, 8, 3, 132, True, 256, True),
     ("rows", 32, "large"): ProductTile(64, 128, 8, 3, 132, True, 256, True),
@@ -94,13 +95,14 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("rows", 64, "wide"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
 }
 
-# so many rows that a program may take wide tiles, of prompts, of many lanes and of dense rows; 512 were swept
-MANY_ROWS = 256
-MANY: dict[tuple[Product, Size], ProductTile] = {
-    ("qkv", "small"): ProductTile(32, 64, 4, 5, 1, False, 512, False),
-    ("gate-up", "small"): ProductTile(64, 64, 4, 4, 1, True, 512, False),
-    ("rows", "small"): ProductTile(32, 64, 4, 5, 1, False, 512, False),
-    ("rows", "deep"): ProductTile(32, 64, 4, 5, 1, False, 512, False),
+# so many rows, of prompts, of many lanes and of dense rows, that a program may take wide tiles: from 128 and
+# from 256 on; 192 and 512 were swept, in whole steps
+MANY: dict[tuple[int, Product, Size], ProductTile] = {
+    (128, "gate-up", "small"): ProductTile(64, 64, 4, 5, 1, True, 512, True),
+    (256, "qkv", "small"): ProductTile(32, 64, 4, 4, 1, False, 512, True),
+    (256, "gate-up", "small"): ProductTile(64, 64, 4, 3, 1, True, 512, True),
+    (256, "rows", "small"): ProductTile(32, 64, 4, 5, 1, False, 512, False),
+    (256, "rows", "deep"): ProductTile(32, 64, 4, 4, 1, False, 512, True),
 }
 
 # where a norm of heads keeps each head in one program; half of them at least, as heads are
@@ -123,7 +125,7 @@ def size_of(product: Product, columns: int, depth: int) -> Size:
         return "wide"
     if numbers <= SMALL_WEIGHT:
         return "deep" if product == "rows" and depth >= DEEP else "small"
-    if product == "rows" and depth >= LONG:
+    if product == "rows" and depth >= LONG and numbers < HEAVY_WEIGHT:
         return "long"
     return "medium" if numbers < MEDIUM_WEIGHT else "large"
 
@@ -162,5 +164,7 @@ def product_plan(
 
 def _tile(product: Product, rows: int, block_m: int, size: Size, mode: Mode) -> ProductTile:
     """The table's configuration."""
-    many = MANY.get((product, size)) if mode == "fast" and rows >= MANY_ROWS else None
-    return many or TILES[product, block_m, size]
+    for least in (256, 128) if mode == "fast" else ():
+        if rows >= least and (least, product, size) in MANY:
+            return MANY[least, product, size]
+    return TILES[product, block_m, size]

@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from dflash.kernels import gate_up, product_triton, qkv_rope, row_product
-from dflash.kernels.product_plan import HEAD_TILES, MANY, MANY_ROWS, TILES, ProductTile
+from dflash.kernels.product_plan import HEAD_TILES, MANY, TILES, ProductTile
 from dflash.kernels.row_norm import CarriedNorm
 from tests.kernels.ahead_of_time import Recorder, print_compiled
 
@@ -88,12 +88,12 @@ def configurations() -> dict[str, list[object]]:
     """Everything that production launches, by name; tiles that are launched alike once."""
     make = {"qkv": compile_qkv, "gate-up": compile_gate_up, "rows": compile_rows}
     found: dict[str, list[object]] = {}
-    many = {(product, MANY_ROWS, size): tile for (product, size), tile in MANY.items()}
+    many = {(product, rows, size): tile for (rows, product, size), tile in MANY.items()}
     for (product, rows, size), tile in (TILES | many).items():
         depth = {"small": 576, "deep": 1536, "medium": 2048}.get(size, 4096)
         found[f"{product} {rows} {size}"] = make[product](rows, tile, depth)
         # steps of many rows carry all their norms
-        if product != "rows" and rows < MANY_ROWS:
+        if product != "rows" and (rows, product, size) not in MANY:
             found[f"{product} {rows} {size} own norm"] = make[product](rows, tile, depth, own=True)
     for rows in (16, 64):
         found[f"qkv {rows} Qwen3"] = compile_qkv(rows, HEAD_TILES[rows], 4096, 128, normed=True)

@@ -9,7 +9,7 @@ import torch
 
 from dflash.kernels.embed_rows import embed_rows
 from dflash.kernels.gate_up import gate_up
-from dflash.kernels.product_plan import MANY, MANY_ROWS, TILES, ProductTile
+from dflash.kernels.product_plan import MANY, TILES, ProductTile
 from dflash.kernels.product_scratch import product_scratch
 from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_rope
 from dflash.kernels.row_norm import CarriedNorm
@@ -194,7 +194,7 @@ def test_rows_without_queries_are_appended_only() -> None:
         assert_close("append", *same_holes(ours, theirs), 1e-6)
 
 
-PRODUCTION = TILES | {(product, MANY_ROWS, size): tile for (product, size), tile in MANY.items()}
+PRODUCTION = TILES | {(product, rows, size): tile for (rows, product, size), tile in MANY.items()}
 
 
 @pytest.mark.parametrize("key", sorted(PRODUCTION), ids=lambda key: " ".join(map(str, key)))
