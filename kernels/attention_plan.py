@@ -73,7 +73,7 @@ TILES: dict[tuple[int, int, Regime], Tile] = {
     (64, 16, "exact full"): Tile(16, 128, 4, 2, 132, 128, False, 1, 16, False, 0, 1, True),
     (64, 32, "short"): Tile(64, 64, 4, 3, 264, 64, False, 1, 16, False, 128, 1),
     (64, 32, "long"): Tile(32, 64, 4, 3, 264, 256, False, 1, 16, False, 0, 1),
-    (64, 32, "wave"): Tile(64, 64, 4, 3, 396, 256, False, 2, 8, False, 0, 1, False, 160),
+    (64, 32, "wave"): Tile(64, 64, 4, 3, 396, 256, False, 2, 8, False, 0, 1, False, 168),
     (64, 32, "full"): Tile(32, 64, 4, 3, 132, 64, True, 1, 16),
     (64, 32, "exact"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
     (64, 32, "exact full"): Tile(32, 64, 4, 3, 132, 128, False, 1, 16, True, 0, 1),
