@@ -84,7 +84,7 @@ TILES: dict[tuple[Product, int, Size], ProductTile] = {
     ("rows", 16, "medium"): ProductTile(8, 64, 2, 9, 132, False, 512, False),
     ("rows", 32, "medium"): ProductTile(16, 128, 2, 5, 264, False, 256, True, bulk=True),
     ("rows", 64, "medium"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
-    ("rows", 16, "long"): ProductTile(32, 256, 2, 5, 132, False, 256, False),
+    ("rows", 16, "long"): ProductTile(32, 128, 4, 5, 132, False, 256, False),
     ("rows", 32, "long"): ProductTile(16, 128, 2, 6, 264, True, 256, True),
     ("rows", 64, "long"): ProductTile(64, 64, 4, 4, 264, True, 1024, True),
     ("rows", 16, "large"): ProductTile(64, 128, 8, 3, 132, True, 256, True),
