@@ -145,6 +145,9 @@ class Recorder:
         """Requests of an earlier recording that were not asked for yet."""
         return len(self.kept)
 
+    def await_start(self) -> None:
+        """Nothing: it is there."""
+
     @property
     def pressure(self) -> Pressure:
         """None: rows are taken at once."""
