@@ -8,7 +8,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,7 @@ class RecorderChild:
         maker: int,
         lanes: bytes,
         size: int,
-        started_at: datetime,
+        started_at: int,
         part: tuple[Any, ...],
     ) -> None:
         where = np.frombuffer(lanes, np.int64)

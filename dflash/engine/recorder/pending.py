@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dflash.draftfile.rows import RequestRows, columns_table
-from dflash.engine.recorder.unmade import Row, Unmade
+from dflash.engine.recorder.unmade import Row, Unmade, now
 
 Ints = NDArray[np.int64]
-
-EPOCH, MICROSECOND = datetime.fromtimestamp(0, UTC), timedelta(microseconds=1)
 
 
 class Taken(NamedTuple):
@@ -71,7 +68,7 @@ class Pending:
 
     def row(self, owner: int, row: Row) -> None:
         """Take a row of a request."""
-        self._made.append(_Made({"started_at": datetime.now(UTC), **row}, owner, self._arrived))
+        self._made.append(_Made({"started_at": now(), **row}, owner, self._arrived))
         self._arrived += 1
         self.rows += 1
 
@@ -121,7 +118,7 @@ class Pending:
             return _Rows(pa.table({}), order, order)
         order = order[np.argsort(every[order], kind="stable")]
         columns = parts[0].rows.maker.columns([part.rows.part for part in parts], order)
-        times = np.array([(part.rows.started_at - EPOCH) // MICROSECOND for part in parts], np.int64)
+        times = np.array([part.rows.started_at for part in parts], np.int64)
         columns["started_at"] = np.repeat(times, counts)[order]
         table = columns_table(columns, len(order), features=self._features)
         arrivals = np.repeat([part.arrival for part in parts], counts)[order]

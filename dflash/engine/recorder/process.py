@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -26,7 +25,7 @@ from dflash.engine.output import RecorderPlan
 from dflash.engine.recorder.recorder import Pressure
 from dflash.engine.recorder.ring import COUNT, ReaderGone, RingWriter, capacity_for
 from dflash.engine.recorder.totals import Totals
-from dflash.engine.recorder.unmade import Maker, Unmade
+from dflash.engine.recorder.unmade import Maker, Unmade, now
 from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loads, packed_row
 from dflash.engine.request import Request
 from dflash.errors import DflashError
@@ -132,7 +131,7 @@ class ProcessRecorder:
 
     def row(self, lane: Lane, row: Row) -> None:
         """As `Recorder.row`."""
-        self._say("row", lane.index, packed_row({"started_at": datetime.now(UTC), **row}))
+        self._say("row", lane.index, packed_row({"started_at": now(), **row}))
 
     def unmade(self, lanes: Mapping[int, Lane], rows: Unmade) -> None:
         """As `Recorder.unmade`, with the rows made in the child."""
