@@ -185,8 +185,7 @@ class Session:
             RanOutOfMemory: All that was recorded is in the journal.
         """
         settings = self.settings
-        given = self.settings, self.header, self.part, bool(self.taps), self.target.device
-        with open_recorder(*given) as recorder:
+        with open_recorder(settings, self.header, self.part, bool(self.taps), self.target.device) as recorder:
             self._recorder, started = recorder, perf_counter()
             conversations = self._resumed(conversations, recorder)
             metrics = self._metrics(recorder)
@@ -196,8 +195,7 @@ class Session:
             try:
                 if metrics:
                     metrics.begin()
-                self._warm_up()
-                recorder.await_start()
+                self._make_ready(recorder)
                 self._decode(conversations, sink, on_text, on_request)
                 interrupted = self.stop.is_set()
                 published = recorder.finish("interrupted" if interrupted else "finished")
@@ -263,10 +261,12 @@ class Session:
         on_device = isinstance(self.engine, DeviceEngine)
         return self.settings.lanes == 1 and bool(self.drafter.headers()) and not on_device
 
-    def _warm_up(self) -> None:
+    def _make_ready(self, recorder: AnyRecorder) -> None:
+        """Warm up while a recorder starts, so that nothing of either is left for the first rounds."""
         if self.warms_up and not self._warm:
             self.engine.warm_up(self.context)
             self._warm = True
+        recorder.await_start()
 
     def _decode(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 # what the pickles of those that make rows would load
+import dflash.engine.device.prompt_rows
 import dflash.engine.device.rows  # noqa: F401
 from dflash.draftfile.invariants import row_problems
 from dflash.draftfile.rows import RequestRows

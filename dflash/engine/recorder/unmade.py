@@ -34,8 +34,8 @@ class Maker(Protocol):
         """What is counted of a part's rows, each `[rows]`.
 
         Returns:
-            `kind`; of live rows, which are all or none, also `emitted`, `nodes`, `accepted`, `draft_length`,
-            `branches`, `step`, `draft_us` and `verify_us`.
+            `kind`, which all are of; of live rows, also `emitted`, `nodes`, `accepted`, `draft_length`,
+            `branches`, `step`, `draft_us` and `verify_us`; of prompts `emitted`, and tokens, `prompt_tokens`.
         """
 
 
