@@ -55,12 +55,21 @@ def _row(found: SideResult, results: Sequence[SideResult], given: DecodeSettings
         "prefill_ms": 1e3 * median(run.prefill for run in found.runs) / requests,
         "overhead": None if kept is None else _overhead(found, own, "decode"),
         "overhead_written": None if kept is None else _overhead(found, own, "finish"),
+        "once_ms": None if kept is None else _once(found, own),
         "runs": [_run(run._asdict()) for run in found.runs],
     }
 
 
 def _run(facts: dict[str, Any]) -> dict[str, Any]:
     return facts | {"parts": [part._asdict() for part in facts["parts"]]}
+
+
+def _once(on: SideResult, off: SideResult) -> dict[str, float]:
+    """Median over pairs of the milliseconds that recording adds to a run, however long it is."""
+    pairs = list(zip(on.runs, off.runs, strict=False))
+    before = median(mine.start - theirs.start for mine, theirs in pairs)
+    after = median((mine.finish - mine.decode) - (theirs.finish - theirs.decode) for mine, theirs in pairs)
+    return {"before": 1e3 * before, "after": 1e3 * after}
 
 
 def _overhead(on: SideResult, off: SideResult, span: str) -> float:

@@ -115,13 +115,19 @@ class _Decoding:
         )  # fmt: skip
         lane = Lane.start(index, request, frozenset(), None, None)
         self.request_clock.run(self.recorder.opened, lane)
-        self.request_clock.run(self._answer, lane, prefill_row(request))
+        self.request_clock.run(self._answer, lane)
         self.opened += 1
         return lane
 
-    def _answer(self, lane: Lane, row: Mapping[str, Any]) -> None:
+    def _answer(self, lane: Lane) -> None:
+        """Hand over a prompt, by itself: an engine does several at once, but for those with hidden states."""
+        self.prompt_rows += 1
+        if self.case.features is None:
+            self.recorder.unmade({lane.index: lane}, self.rounds.answered(lane))
+            return
         columns, others = self.rounds.prompt(lane.request)
-        for each in ({**row, **columns}, *others):
+        self.recorder.row(lane, {**prefill_row(lane.request), **columns})
+        for each in others:
             self.recorder.row(lane, each)
             self.prompt_rows += 1
 

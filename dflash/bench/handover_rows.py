@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from dflash.bench.replay_files import VOCAB
 from dflash.draftfile.feature_values import FeatureEncoding
 from dflash.engine.device.arrays import Packed, Records
+from dflash.engine.device.prompt_rows import PromptRows, Prompts
 from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
 from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
 from dflash.engine.features import FINGERPRINT, FeatureMode, Features, Fingerprint, PromptFeatures
+from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.recorder.columns import ColumnMaker
+from dflash.engine.recorder.unmade import Unmade
 from dflash.engine.request import Request
 from dflash.kernels.feature_codes import encode_features
 from dflash.kernels.round_lanes import RoundTree
@@ -74,8 +77,15 @@ class Rounds:
         kept, tokens = case.features, case.prompt_tokens
         count = min(PROMPTS, case.requests + case.lanes) if kept else 0
         self.prompts = [packed_states(rng, tokens, kept, self.channels) for _ in range(count) if kept]
+        self.answer = answer_record(rng)
+        self.answers = PromptRows(self.answer, TOP)
         prints = Fingerprint(tuple(range(3)), TAPS // 3, torch.device("cpu"))
         self.features = Features(FeatureMode.ALL, prints, kept) if kept else None
+
+    def answered(self, lane: Lane) -> Unmade:
+        """The row of a prompt of which no hidden states are kept, as an engine hands it over."""
+        part = Prompts.of(self.answer, [lane], [Emission(1, Truncation.NONE)])
+        return Unmade.now(np.array([lane.index]), self.answers, part, part.size)
 
     def _filled(self, rng: np.random.Generator, flat: Any) -> Any:
         found = Records(flat, self.layout)
@@ -127,6 +137,18 @@ class Rounds:
         )  # fmt: skip
         packed = self.packed[number % len(self.pool)] or ()
         return Chain(flat, np.array(numbers), np.zeros((4, len(record))), None, *packed)
+
+
+def answer_record(rng: np.random.Generator) -> Records:
+    """What a forward leaves that eight prompts end with."""
+    fields = record_fields(RecordSizes(8, TOP, 2, TAPS, features=False), RoundTree.make(0, 1, 8, "cpu"))
+    found = Records(np.zeros((1, record_words(fields)), np.int32), layout_of(fields))
+    for name in ("slot_ids", "choice", "slot_logits", "choice_logit", "lse", "fingerprint"):
+        values = found[name]
+        whole = values.dtype.kind == "i"
+        values[:] = rng.integers(0, VOCAB, values.shape) if whole else rng.normal(size=values.shape)
+    found["slot_logits"][:] = -np.sort(-found["slot_logits"], -1)
+    return found
 
 
 def packed_states(

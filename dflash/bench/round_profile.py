@@ -42,7 +42,9 @@ class _Timed(NoSink):
 
     def unmade(self, lanes: Mapping[int, Lane], rows: Unmade) -> None:
         """Rounds are over."""
-        self.draft_us += rows.maker.counted(rows.part)["draft_us"].tolist()
+        counted = rows.maker.counted(rows.part)
+        if "draft_us" in counted:
+            self.draft_us += counted["draft_us"].tolist()
 
 
 def lanes_of(most: int) -> list[int]:

@@ -182,11 +182,11 @@ def _render(found: Mapping[str, Any], names: Sequence[str], console: Console) ->
     console.print(f"{found['target']}, drafter {found['drafter']}, on {found['device']}")
     parts = names if len(names) > 1 else []
     table = Table(box=None, pad_edge=False)
-    columns = ("tokens/s", *parts, "x plain", "emitted/round", "us/round", "recording", "written")
+    columns = ("tokens/s", *parts, "x plain", "emitted/round", "us/round", "recording", "once", "written")
     for name in ("lanes", "side", *columns):
         table.add_column(name, justify="left" if name == "side" else "right")
     for row in found["rows"]:
-        adds = [_share(row[name]) for name in ("overhead", "overhead_written")]
+        adds = [_share(row["overhead"]), _once(row["once_ms"]), _share(row["overhead_written"])]
         rates = [f"{rate:,.0f}" for rate in (row["tokens_per_second"], *row["part_rates"][: len(parts)])]
         table.add_row(
             str(row["lanes"]), row["side"], *rates, f"{row['speed_up']:.2f}",
@@ -200,7 +200,14 @@ def _render(found: Mapping[str, Any], names: Sequence[str], console: Console) ->
         console.print(f"{peer['name']}: {rate}")
     if found["interrupted"]:
         console.print("interrupted: what is missing was not measured")
-    console.print("recording: what it adds to a round while decoding; written: until the file is closed")
+    console.print(
+        "recording: what it adds to a round while decoding; once: before the first token and after the last "
+        "one of a run; written: to a round, until the file is closed"
+    )
+
+
+def _once(added: Mapping[str, float] | None) -> str:
+    return "" if added is None else f"{added['before']:+.0f} {added['after']:+.0f} ms"
 
 
 def _share(value: float | None) -> str:

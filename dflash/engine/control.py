@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from dflash.drafters.base import Anchor, Drafter, DraftShape, Proposal
 from dflash.engine.cut import rounds_of, trimmed
 from dflash.engine.lane import Lane
+from dflash.engine.states import States, state_text
 from dflash.policy.control.base import Asked, Load
 from dflash.policy.control.controller import Ahead, Controller, Outcome, frame_of
 from dflash.policy.control.cut import rule_at, survivals, verified
@@ -19,8 +19,6 @@ from dflash.policy.registry import Policy
 from dflash.policy.rule import Rule
 from dflash.policy.shape import Shape
 from dflash.policy.step_time import StepTime
-
-_text = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 
 
 class Turn(NamedTuple):
@@ -33,7 +31,7 @@ class Turn(NamedTuple):
     @property
     def text(self) -> str | None:
         """The `control_state` column."""
-        return None if self.state is None else _text(self.state)
+        return None if self.state is None else state_text(self.state)
 
 
 class Result(NamedTuple):
@@ -94,11 +92,9 @@ class LaneControl:
         """What `ask` will return in the next steps, for lanes of this mean context."""
         return self._controller.foresee(who, Load(len(who), context), steps)
 
-    def texts(self, who: I64) -> list[str]:
-        """The `control_state` of these lanes' next round, once it was asked for."""
-        if self.policy.control.streams:
-            return [_text(self._controller.facts(int(who[0])))] * len(who)
-        return _texts(self._controller.columns(who))
+    def states(self, who: I64) -> States:
+        """What decides these lanes' next round, once it was asked for."""
+        return len(who), self._controller.columns(who)
 
     def learn(self, who: I64, asked: Asked, accepted: I64, drafted: I64) -> None:
         """Take in what the rounds of one step came to, see `Outcome`."""
@@ -141,21 +137,6 @@ def propose_each(drafter: Drafter, anchors: Sequence[Anchor], shapes: Sequence[D
         drafts = drafter.propose([anchors[place] for place in places], shape)
         proposals.update(zip(places, drafts, strict=True))
     return [proposals[place] for place in range(len(anchors))]
-
-
-def _texts(columns: Mapping[str, Sequence[bool | int | float]]) -> list[str]:
-    """What `_text` makes of each row of columns, much faster for many."""
-    names = sorted(columns)
-    form = "{" + ", ".join(f"{json.dumps(name)}: %s" for name in names) + "}"
-    return [form % row for row in zip(*(_words(columns[name]) for name in names), strict=True)]
-
-
-def _words(column: Sequence[bool | int | float]) -> list[str]:
-    """Numbers and truths as JSON writes them."""
-    if not np.isfinite(column).all():
-        raise ValueError(f"expected finite states of control, found {column}")
-    texts = map(repr, column)
-    return [text.lower() for text in texts] if isinstance(column[0], bool) else list(texts)
 
 
 def indices(lanes: Sequence[Lane]) -> I64:

@@ -94,9 +94,12 @@ class Counts:
             self.verify_us += _known(row["verify_us"])
 
     def add_many(self, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Count rows that are all live or all dense, as `Maker.counted` tells of them."""
+        """Count rows that are all live, all dense or all of prompts, as `Maker.counted` tells of them."""
         live = rows["kind"] == Kind.LIVE
         self.dense_rows += int((rows["kind"] == Kind.DENSE).sum())
+        if "prompt_tokens" in rows:
+            self.prompt_tokens += int(rows["prompt_tokens"].sum())
+            self.tokens += int(rows["emitted"].sum())
         if not live.any():
             return
         self.rounds += len(live)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -186,7 +185,7 @@ class Session:
             RanOutOfMemory: All that was recorded is in the journal.
         """
         settings = self.settings
-        with self._opened() as recorder:
+        with open_recorder(settings, self.header, self.part, bool(self.taps), self.target.device) as recorder:
             self._recorder, started = recorder, perf_counter()
             conversations = self._resumed(conversations, recorder)
             metrics = self._metrics(recorder)
@@ -196,6 +195,7 @@ class Session:
             try:
                 if metrics:
                     metrics.begin()
+                self._make_ready(recorder)
                 self._decode(conversations, sink, on_text, on_request)
                 interrupted = self.stop.is_set()
                 published = recorder.finish("interrupted" if interrupted else "finished")
@@ -222,10 +222,6 @@ class Session:
             self.memory.facts() if self.memory else None,
             recorder.pressure.blocked_seconds,
         )
-
-    def _opened(self) -> AbstractContextManager[AnyRecorder]:
-        given = (self.settings, self.header, self.part, bool(self.taps))
-        return open_recorder(*given, self.target.device)
 
     def _resumed(
         self, conversations: Iterable[Conversation], recorder: AnyRecorder
@@ -265,6 +261,13 @@ class Session:
         on_device = isinstance(self.engine, DeviceEngine)
         return self.settings.lanes == 1 and bool(self.drafter.headers()) and not on_device
 
+    def _make_ready(self, recorder: AnyRecorder) -> None:
+        """Warm up while a recorder starts, so that nothing of either is left for the first rounds."""
+        if self.warms_up and not self._warm:
+            self.engine.warm_up(self.context)
+            self._warm = True
+        recorder.await_start()
+
     def _decode(
         self,
         conversations: Iterable[Conversation],
@@ -273,9 +276,6 @@ class Session:
         on_request: Callable[[Lane], None],
     ) -> None:
         tell = None if on_text is None else self._guarded(on_text)
-        if self.warms_up and not self._warm:
-            self.engine.warm_up(self.context)
-            self._warm = True
         try:
             for lane in self.engine.run(conversations, sink, tell, self.stop.is_set):
                 on_request(lane)

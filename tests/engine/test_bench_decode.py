@@ -15,7 +15,19 @@ import jsonschema
 import pytest
 import torch
 
-from dflash.bench.decode import Decoder, DecodeSettings, FirstToken, Kept, first_token, measure, peer_prompts
+from dflash.bench import decode_document
+from dflash.bench.decode import (
+    PLAIN,
+    Decoder,
+    DecodeSettings,
+    FirstToken,
+    Kept,
+    Side,
+    SideResult,
+    first_token,
+    measure,
+    peer_prompts,
+)
 from dflash.bench.decode_clock import Run
 from dflash.bench.decode_document import document
 from dflash.bench.decode_models import RandomSubject, Subject, random_target
@@ -67,6 +79,24 @@ def test_every_side_decodes_all_tokens(
         assert row["emitted_per_round"] >= 1.0
     schema = json.loads((root / "schemas" / "bench_decode_v1.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(json.loads(json.dumps(found)), schema)
+
+
+def test_what_recording_adds_once_is_told_apart_from_what_it_adds_to_rounds() -> None:
+    """Of runs of any length: seconds before the first token and after the last one are in no round."""
+    side = Side(PLAIN)
+    recorded = side._replace(kept=Kept())
+    for rounds in (10, 10_000):
+        spans = [(0.125, 0.25, 0.0), (0.5, 0.28125, 0.25)]
+        bare, kept = (
+            Run(start, 0.0, decode * rounds, decode * rounds + end, rounds, rounds, ())
+            for start, decode, end in spans
+        )
+        results = [SideResult(side, 1, (bare,) * 3), SideResult(recorded, 1, (kept,) * 3)]
+        row = decode_document._row(results[1], results, DecodeSettings(3))
+        assert row["once_ms"] == {"before": 375.0, "after": 250.0}
+        assert row["overhead"] == 0.125
+        assert row["overhead_written"] == pytest.approx(0.125 + 1.0 / rounds)
+        assert decode_document._row(results[0], results, DecodeSettings(3))["once_ms"] is None
 
 
 @pytest.mark.parametrize("after", [3, 8, 10, 11])

@@ -11,6 +11,7 @@ import pytest
 
 from dflash.drafters.base import DraftShape
 from dflash.engine.control import LaneControl, indices
+from dflash.engine.states import state_texts
 from dflash.policy.registry import parse_policy
 
 POLICIES = [
@@ -19,6 +20,8 @@ POLICIES = [
     "match:control=ema",
     "match:control=heuristic",
     "match:control=schedule",
+    "match:control=window,control.scope=stream",
+    "match:control=ema,control.scope=stream",
 ]
 
 
@@ -38,7 +41,7 @@ def test_texts_of_many_lanes_are_those_of_their_turns(policy: str) -> None:
         some = [lanes[index] for index in np.flatnonzero(rng.random(5) < 0.8)] or lanes[:1]
         who = indices(some)
         turns, asked = control.turns(some), control.ask(who, 9.0)
-        assert control.texts(who) == [turn.text for turn in turns]
+        assert state_texts(control.states(who)) == [turn.text for turn in turns]
         control.learn(who, asked, rng.integers(0, asked.length + 1), asked.length)
 
 
@@ -48,12 +51,19 @@ def test_a_state_that_json_cannot_hold_is_refused_either_way(policy: str, odd: f
     control, lanes = lane_control(policy)
     who, state = indices(lanes), control._controller.scheduler.state
     names = [name for name, column in state.items() if name[0] != "_" and column.dtype.kind == "f"]
+
+    def at_once() -> list[str]:
+        return state_texts(control.states(who))
+
+    def in_turn() -> list[str | None]:
+        return [turn.text for turn in control.turns(lanes)]
+
     for name in names:
         held = state[name].copy()
         state[name][:] = odd
-        for texts in (lambda: control.texts(who), lambda: [turn.text for turn in control.turns(lanes)]):
+        for texts in (at_once, in_turn):
             with pytest.raises(ValueError, match="JSON compliant|finite"):
                 texts()
         state[name][:] = held
     control.turns(lanes)
-    assert all(json.loads(text) is not None for text in control.texts(who))
+    assert all(json.loads(text) is not None for text in state_texts(control.states(who)))

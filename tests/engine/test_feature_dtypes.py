@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from dflash.draftfile.reader import open_draft_file
 from dflash.engine.lane import Lane
 from dflash.engine.output import Part, RecorderPlan, open_here
 from dflash.engine.recorder.process import ProcessRecorder, open_process
-from dflash.engine.recorder.unmade import Unmade
+from dflash.engine.recorder.unmade import Unmade, now
 from dflash.engine.request import Request
 from dflash.target.sampling import Sampling
 
@@ -166,7 +165,7 @@ class Handed:
             chain = self.rounds.chain(number, [0, 0], [99, 99])
             self.expect(chain)
             where = chain.numbers[1]
-            rows = Unmade(where, self.rounds.maker, chain, chain.size, datetime.now(UTC))
+            rows = Unmade(where, self.rounds.maker, chain, chain.size, now())
             recorder.unmade(dict(enumerate(self.lanes)), rows)
             chain.values[:] = 255
 

@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 from dflash.draftfile.rows import Ragged
 from dflash.engine.device.arrays import Records
 from dflash.engine.device.law import LaneLaw, Laws
-from dflash.engine.device.prompt_rows import PromptRows
+from dflash.engine.device.prompt_rows import PromptRows, Prompts
 from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
 from dflash.engine.device.shared import RoundShared
 from dflash.engine.lane import Lane
+from dflash.engine.loop import Engine
+from dflash.engine.metrics import Counts
 from dflash.engine.recorder.columns import ColumnMaker
+from dflash.engine.recorder.pending import Pending
+from dflash.engine.recorder.unmade import Unmade
 from dflash.engine.request import Request
 from dflash.kernels.round_lanes import RoundTree
 from dflash.kernels.round_taps import TapRing
@@ -78,6 +82,59 @@ def test_rows_of_prompts_are_those_of_columns(
     records.flat[:] = -1
     for name, value in kept.items():
         np.testing.assert_array_equal(row[name], value, err_msg=name)
+
+
+def handed_over(dice: Any, maker: PromptRows, top: int, taps: int) -> tuple[Prompts, list[dict[str, Any]]]:
+    """Some prompts of a forward as they are handed over, and rows as an engine makes them one by one."""
+    records, lanes, emissions, rows = records_of(dice, top, taps), [], [], []
+    records["times"][0] = [12 * dice.integers(0, 2), 0, 0, 5012]
+    for place in range(dice.integers(1, 9)):
+        lane = lane_of(place, dice.integers(0, 99, 1 + place).tolist(), 0.7, int(dice.integers(1, 3)), [])
+        row = maker.row(records, place, lane)
+        emission = lane.emit([int(row["slot_choice"][0])])
+        Engine._give_prompt(
+            None, lane, row, None, emission, SimpleNamespace(row=lambda _, row: rows.append(row))
+        )
+        lanes.append(lane)
+        emissions.append(emission)
+    # others are of the same forward, and have no first token
+    part = Prompts.of(records, [*lanes, lane_of(8, [1], 0.0, 2, [])], emissions)
+    # the record is lent
+    records.flat[:] = -1
+    return part, rows
+
+
+@given(
+    seed=st.integers(0, 2**32), top=st.integers(2, 8), store=st.integers(0, 8), taps=st.sampled_from([0, 64]),
+    keep_text=st.booleans(),
+)  # fmt: skip
+def test_prompts_that_are_handed_over_together_have_the_rows_of_each(
+    seed: int, top: int, store: int, taps: int, keep_text: bool
+) -> None:
+    """In the file and in the metrics, and whichever of them are made at once."""
+    dice = np.random.default_rng(seed)
+    maker = PromptRows(records_of(dice, top, taps), min(store, top))
+    found, expected = Pending(features=True, keep_text=keep_text), Pending(features=True, keep_text=keep_text)
+    counts, one_by_one, owner = Counts(), Counts(), 0
+    for _ in range(3):
+        part, rows = handed_over(dice, maker, top, taps)
+        owners = owner + dice.permutation(len(rows))
+        found.unmade(owners.copy(), Unmade.now(owners, maker, part, part.size))
+        counts.add_many(maker.counted(part))
+        for each, row in zip(owners.tolist(), rows, strict=True):
+            expected.row(each, row)
+            one_by_one.add(row)
+        owner += len(rows)
+    assert counts == one_by_one
+    first = set(dice.permutation(owner)[: owner // 2].tolist())
+    for some in (first, set(range(owner)) - first):
+        (mine,), (theirs,) = (pending.taken(some) if some else [None] for pending in (found, expected))
+        if not some:
+            continue
+        assert mine.owners == theirs.owners
+        for name in set(mine.table.column_names) - {"started_at", "request_id"}:
+            assert mine.table[name].to_pylist() == theirs.table[name].to_pylist(), name
+    assert found.bytes == found.rows == 0
 
 
 @given(

@@ -91,43 +91,20 @@ def test_the_file_is_the_one_of_a_recorder_in_the_same_process(dflash, in_folder
 
 def test_a_recorder_that_falls_behind_holds_decoding_up_and_this_is_said(dflash, in_folder, monkeypatch):
     monkeypatch.setattr(process, "capacity_for", lambda *_: 20_000)
-    begin = ProcessRecorder.begin
+    start = ProcessRecorder.await_start
 
     def stopped(self):
-        begin(self)
+        start(self)
         os.kill(self._process.pid, signal.SIGSTOP)
         threading.Timer(1.0, os.kill, (self._process.pid, signal.SIGCONT)).start()
 
-    monkeypatch.setattr(ProcessRecorder, "begin", stopped)
+    monkeypatch.setattr(ProcessRecorder, "await_start", stopped)
     code, document, err = dflash("-o", "run.parquet", "--recorder", "process")
     assert (code, document["requests"]) == (0, 5)
     waited = f"decoding waited {document['blocked_seconds']:.2f} s for the recorder, which fell behind"
     assert document["blocked_seconds"] > 0.1
     assert waited in err
     assert (record_run._waited(document), record_run._waited({"blocked_seconds": 0.0})) == (waited, "")
-
-
-def test_decoding_waits_for_no_word_of_the_recorder_before_all_is_decoded(dflash, in_folder, monkeypatch):
-    """It may take as long as it likes to start, and what it is told meanwhile is recorded."""
-    patient = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
-    monkeypatch.setattr(process, "PROGRAM", patient + process.PROGRAM)
-    decoded, finish = [], ProcessRecorder.finish
-
-    def go(self, *given):
-        decoded.append(self.pressure.rows)
-        (in_folder / "go").touch()
-        return finish(self, *given)
-
-    monkeypatch.setattr(ProcessRecorder, "finish", go)
-    rescue = threading.Timer(60, lambda: (decoded.append("held up"), (in_folder / "go").touch()))
-    rescue.start()
-    code, document, _ = dflash("-o", "run.parquet", "--recorder", "process")
-    rescue.cancel()
-    assert (code, document["requests"]) == (0, 5)
-    assert len(decoded) == 1
-    assert decoded[0] > document["rounds"]
-    assert dflash("-o", "whole.parquet", "--recorder", "inline")[0] == 0
-    assert requests_of(in_folder / "run.parquet") == requests_of(in_folder / "whole.parquet")
 
 
 def test_what_was_said_to_a_recorder_that_had_not_started_outlives_who_said_it(in_folder, monkeypatch):
@@ -154,7 +131,7 @@ def test_what_was_said_to_a_recorder_that_had_not_started_outlives_who_said_it(i
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["unread", "half-read"])
-@pytest.mark.parametrize("call", ["finish", "take_kept", "begin"])
+@pytest.mark.parametrize("call", ["finish", "take_kept", "begin", "await_start"])
 def test_a_reply_that_is_not_waited_for_any_more_is_none_to_a_later_call(
     in_folder, monkeypatch, call, before
 ):
@@ -176,11 +153,14 @@ def test_a_reply_that_is_not_waited_for_any_more_is_none_to_a_later_call(
     request = Request("one", [5, 6], "hi", Sampling(0.0), 0, 1)
     calls = {
         "begin": recorder.begin,
+        "await_start": recorder.await_start,
         "finish": recorder.finish,
         "take_kept": partial(recorder.take_kept, request),
     }
     if call != "begin":
         recorder.begin()
+    if call not in ("begin", "await_start"):
+        recorder.await_start()
         lane = Lane.start(0, request, frozenset(), None, None)
         recorder.opened(lane)
         recorder.row(lane, {**prefill_row(request), "truncated_by": "length"})

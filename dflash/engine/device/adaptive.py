@@ -23,6 +23,7 @@ from dflash.engine.device.refill import PromptRound
 from dflash.engine.device.rows import RoundNumbers
 from dflash.engine.lane import Lane
 from dflash.engine.loop import Sink
+from dflash.engine.states import States
 from dflash.policy.control.base import Asked
 from dflash.policy.noise import I64
 
@@ -62,13 +63,13 @@ class _Landed(NamedTuple):
 
     Attributes:
         depths: `[rounds, lanes]` of what was drafted.
-        texts: control states of the rounds that were taken in so far.
+        states: what decided the rounds that were taken in so far.
     """
 
     records: Records
     landing: Landing
     depths: I64
-    texts: list[str]
+    states: list[States]
 
 
 class AdaptiveEngine(DeviceEngine):
@@ -202,7 +203,7 @@ class AdaptiveEngine(DeviceEngine):
                 landed = self._read(flight, lanes)
             landing = landed.landing
             if not self.quiet:
-                landed.texts.extend(self.control.texts(who))
+                landed.states.append(self.control.states(who))
             self._listen(landing, place)
             self.control.learn(who, asked, landing.count[place, who], landed.depths[place, who])
             emitted = landing.emitted[place, who]
@@ -239,7 +240,7 @@ class AdaptiveEngine(DeviceEngine):
         batch = landing.open.sum(1)[rows.record]
         numbers = RoundNumbers(*rows, batch, step + rows.record, *shapes)
         maker = flight.launched.maker
-        self._hand_over(maker, landed.records, numbers, landing, sink, landed.texts)
+        self._hand_over(maker, landed.records, numbers, landing, sink, landed.states)
 
     def _go_back(self, flight: _Flight, rounds: int) -> None:
         """Undo the last rounds of this flight, and all that were queued after it."""

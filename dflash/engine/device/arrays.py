@@ -52,18 +52,19 @@ class Records(Mapping[str, NDArray[Any]]):
 
     Attributes:
         flat: the words `[records, words]` int32 that hold them all.
+        layout: where each lies.
         features: what is kept beside them of hidden states.
     """
 
     def __init__(self, flat: NDArray[np.int32], layout: Layout, features: Packed | None = None) -> None:
         self.flat = flat
         self.features = features
-        self._layout = layout
+        self.layout = layout
         self._made: Arrays = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._made:
-            self._made[name] = _array(self.flat, self._layout[name])
+            self._made[name] = _array(self.flat, self.layout[name])
         return self._made[name]
 
     @property
@@ -73,10 +74,10 @@ class Records(Mapping[str, NDArray[Any]]):
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._layout)
+        return iter(self.layout)
 
     def __len__(self) -> int:
-        return len(self._layout)
+        return len(self.layout)
 
 
 def _array(flat: NDArray[np.int32], part: Part) -> NDArray[Any]:

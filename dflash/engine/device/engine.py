@@ -23,6 +23,7 @@ from dflash.engine.device.rows import Chain, RoundNumbers, RoundRows
 from dflash.engine.lane import Lane, Truncation
 from dflash.engine.loop import Conversation, Sink
 from dflash.engine.recorder.unmade import Unmade, hand_over
+from dflash.engine.states import States
 from dflash.policy.context import DraftSampling
 from dflash.target.scratch import Scratch
 
@@ -225,10 +226,10 @@ class DeviceEngine(PromptedEngine):
 
     def _hand_over(
         self, maker: RoundRows, records: Records, numbers: RoundNumbers, landing: Landing, sink: Sink,
-        texts: Sequence[str] | None = None,
+        states: Sequence[States] | None = None,
     ) -> None:  # fmt: skip
         """Give the sink the rows of a chain."""
-        chain = Chain.of(records, numbers, self._laws[landing.first :], texts)
+        chain = Chain.of(records, numbers, self._laws[landing.first :], states)
         rows = Unmade.now(landing.first + numbers.lane, maker, chain, chain.size)
         hand_over(sink, {lane.index: lane for lane in landing.lanes}, rows)
 

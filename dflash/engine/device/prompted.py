@@ -14,6 +14,7 @@ from dflash.engine.device.round import DeviceRound
 from dflash.engine.features import PromptFeatures
 from dflash.engine.lane import Emission, Lane, Truncation
 from dflash.engine.loop import Engine, Sink, begun
+from dflash.engine.recorder.unmade import hand_over
 from dflash.target.native import NativeTrunk
 from dflash.target.scratch import Scratch
 
@@ -211,11 +212,18 @@ class PromptedEngine(Engine):
             for lane in filter(begun, refill.lanes):
                 sink.opened(lane)
             if not self.quiet:
-                columns = self.prompts.rows(refill), self._kept(refill)
-                # of one whose first token was broken off there are no rows
-                for lane, row, kept, emission in zip(refill.lanes, *columns, emissions, strict=False):
-                    self._give_prompt(lane, row, kept, emission, sink)
+                self._give_rows(refill, emissions, sink)
             self.prompts.forget(refill)
+
+    def _give_rows(self, refill: Refill, emissions: Sequence[Emission], sink: Sink) -> None:
+        """Give the sink rows of prompts; of one whose first token was broken off there are none."""
+        if refill.kept:
+            columns = self.prompts.rows(refill), self._kept(refill)
+            for lane, row, kept, emission in zip(refill.lanes, *columns, emissions, strict=False):
+                self._give_prompt(lane, row, kept, emission, sink)
+        elif emissions:
+            rows = self.prompts.unmade(refill, emissions)
+            hand_over(sink, {lane.index: lane for lane in refill.lanes}, rows)
 
     def _send_kept(self) -> None:
         """Send what is kept of prompts' hidden states to the host, behind all that was queued of prompts."""
@@ -231,7 +239,7 @@ class PromptedEngine(Engine):
 
     def _kept(self, refill: Refill) -> Sequence[PromptFeatures | None]:
         """What is kept of the hidden states of each prompt, once it has arrived."""
-        if not refill.kept or not self.features:
+        if not self.features:
             return [None] * len(refill.lanes)
         lines = refill.kept[0].lines()
         prompts = [lane.request.prompt_tokens for lane in refill.lanes]

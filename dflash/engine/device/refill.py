@@ -22,13 +22,14 @@ from dflash.drafters.block.drafter import BlockFamily
 from dflash.engine.device.arrays import ENDED, STARTED, Records
 from dflash.engine.device.plan import PLAIN_CHAIN, RoundPlan
 from dflash.engine.device.prompt_records import PromptRecord, PromptRecords
-from dflash.engine.device.prompt_rows import PromptRows
+from dflash.engine.device.prompt_rows import PromptRows, Prompts
 from dflash.engine.device.record import RecordSizes, layout_of, record_fields, record_words
 from dflash.engine.device.shared import key_bits
 from dflash.engine.device.views import Moves, RoundViews
 from dflash.engine.features import SentLines
 from dflash.engine.judge import Row
-from dflash.engine.lane import Lane
+from dflash.engine.lane import Emission, Lane
+from dflash.engine.recorder.unmade import Unmade
 from dflash.kernels.ancestors import MAX_NODES
 from dflash.kernels.round_lanes import RoundLanes, RoundTree
 from dflash.kernels.round_prints import project_rows, sign_words
@@ -284,6 +285,12 @@ class PromptRound:
         """Wait for a forward; the columns of each prompt's last token."""
         records = refill.record.wait()
         return [self.maker.row(records, place, lane) for place, lane in enumerate(refill.lanes)]
+
+    def unmade(self, refill: Refill, emissions: Sequence[Emission]) -> Unmade:
+        """Wait for a forward; the rows of prompts whose first tokens were emitted, to be made elsewhere."""
+        part = Prompts.of(refill.record.wait(), refill.lanes, emissions)
+        where = np.array([lane.index for lane in refill.lanes[: len(emissions)]], np.int64)
+        return Unmade.now(where, self.maker, part, part.size)
 
     def forget(self, refill: Refill) -> None:
         """Never read a forward's record, or not again."""

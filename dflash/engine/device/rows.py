@@ -17,6 +17,7 @@ from dflash.engine.device.arrays import DRAFTED, ENDED, OF_ROUNDS, STARTED, VERI
 from dflash.engine.device.law import Laws
 from dflash.engine.recorder.columns import ColumnMaker
 from dflash.engine.recorder.feature_columns import feature_columns
+from dflash.engine.states import States, state_texts
 
 LIVE = 0
 REASONS = ("none", "eos", "length", "stop", "interrupted")
@@ -51,7 +52,7 @@ class Chain(NamedTuple):
         flat: `[records, words]` int32.
         numbers: `RoundNumbers` as `[fields, rows]`.
         laws: `Laws` as `[fields, rows]`.
-        texts: Control states of rows, where there are any.
+        states: What decided the rows, step by step, where control did.
         values, scales: As in `Packed`, of all that the records commit.
         lent: Whether these are written over later.
     """
@@ -59,7 +60,7 @@ class Chain(NamedTuple):
     flat: NDArray[np.int32]
     numbers: Ints
     laws: NDArray[np.float64]
-    texts: Sequence[str] | None = None
+    states: Sequence[States] | None = None
     values: NDArray[np.uint8] | None = None
     scales: NDArray[np.float32] | None = None
     lent: bool = False
@@ -70,11 +71,11 @@ class Chain(NamedTuple):
         records: Records,
         numbers: RoundNumbers,
         laws: NDArray[np.float64],
-        texts: Sequence[str] | None = None,
+        states: Sequence[States] | None = None,
     ) -> Chain:
         """Rows of records, with the `Laws` of their lanes as `[lanes, fields]`."""
         packed = records.features or ()
-        return cls(records.flat, np.array(numbers), laws[numbers.lane].T, texts, *packed)
+        return cls(records.flat, np.array(numbers), laws[numbers.lane].T, states, *packed)
 
     @property
     def size(self) -> int:
@@ -117,8 +118,7 @@ class RoundRows:
         columns |= _told(numbers) | _times(records["times"][numbers.record]) | _prints(of_rows)
         if self.encoding is not None:
             columns |= self._features(chains, records, numbers)
-        texts = [chain.texts for chain in chains]
-        if any(text is not None for text in texts):
+        if any(chain.states is not None for chain in chains):
             columns["control_state"] = _states(chains, order)
         return columns
 
@@ -196,11 +196,12 @@ def _prints(of_rows: Arrays) -> dict[str, Column]:
 def _states(chains: Sequence[Chain], order: Ints | None) -> Coded:
     """Control states, which are the same for many rows."""
     names: dict[str, int] = {}
-    none: list[str | None] = [None]
-    codes = [
-        -1 if text is None else names.setdefault(text, len(names))
-        for chain in chains
-        for text in chain.texts or none * chain.numbers.shape[1]
-    ]
+    codes: list[int] = []
+    for chain in chains:
+        if chain.states is None:
+            codes += [-1] * chain.numbers.shape[1]
+            continue
+        for step in chain.states:
+            codes += [names.setdefault(text, len(names)) for text in state_texts(step)]
     found = np.array(codes, np.int32)
     return Coded(found if order is None else found[order], list(names))

@@ -8,7 +8,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from dflash.engine.output import RecorderPlan, open_here
 from dflash.engine.recorder.recorder import Recorder
+from dflash.engine.recorder.rehearsal import rehearse
 from dflash.engine.recorder.ring import COUNT, RingReader
 from dflash.engine.recorder.unmade import Maker, Unmade
 from dflash.engine.recorder.wire import Buffer, FarLane, Forms, dumps, is_form, unframed, unpacked_row
@@ -72,9 +72,9 @@ class RecorderChild:
         plan: RecorderPlan = unframed(first)[1]
         with open_here(plan, patience=PATIENCE, alone=True) as recorder:
             self._recorder = recorder
-            if plan.resume:
-                self.reply("ready", recorder.keeps)
             try:
+                rehearse()
+                self.reply("ready", recorder.keeps)
                 self._record(recorder, self._messages)
             except BaseException:
                 self.left = recorder.leave()
@@ -129,7 +129,7 @@ class RecorderChild:
         maker: int,
         lanes: bytes,
         size: int,
-        started_at: datetime,
+        started_at: int,
         part: tuple[Any, ...],
     ) -> None:
         where = np.frombuffer(lanes, np.int64)

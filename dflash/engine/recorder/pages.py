@@ -24,10 +24,14 @@ class Making:
         self._thread = Thread(target=self._make, daemon=True)
         self._thread.start()
 
+    def wait(self) -> None:
+        """Until all are made, as far as the system makes them."""
+        self._thread.join()
+
     def end(self) -> None:
         """Leave those that are not made yet."""
         self._over = True
-        self._thread.join()
+        self.wait()
 
     def _make(self) -> None:
         size = len(self._memory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dflash.draftfile.rows import RequestRows, columns_table
-from dflash.engine.recorder.unmade import Row, Unmade
+from dflash.engine.recorder.unmade import Row, Unmade, now
 
 Ints = NDArray[np.int64]
-
-EPOCH, MICROSECOND = datetime.fromtimestamp(0, UTC), timedelta(microseconds=1)
 
 
 class Taken(NamedTuple):
@@ -63,15 +60,17 @@ class Pending:
         bytes: What those take that came unmade.
     """
 
-    def __init__(self, features: bool) -> None:
+    def __init__(self, features: bool, keep_text: bool = True) -> None:
         self.rows = self.bytes = self._arrived = 0
-        self._features = features
+        self._features, self._keep_text = features, keep_text
         self._made: list[_Made] = []
         self._parts: dict[int, list[_Part]] = {}
 
     def row(self, owner: int, row: Row) -> None:
         """Take a row of a request."""
-        self._made.append(_Made({"started_at": datetime.now(UTC), **row}, owner, self._arrived))
+        if not self._keep_text:
+            row = {**row, "prompt_text": None}
+        self._made.append(_Made({"started_at": now(), **row}, owner, self._arrived))
         self._arrived += 1
         self.rows += 1
 
@@ -88,20 +87,19 @@ class Pending:
         Raises:
             DraftFileError: A row is none of the format.
         """
-        sources = [self._of_parts(parts, owners) for parts in self._parts.values()]
-        # a request begins with rows that came made
+        sources = [self._of_parts(parts, owners) for parts in self._parts.values() if parts]
+        # a request begins with a row that came made, or whose maker was the first
         sources = [source for source in (self._of_made(owners), *sources) if len(source.owners)]
         self._forget()
         return [_by_owner([source]) for source in sources] if _in_turn(sources) else [_by_owner(sources)]
 
     def _forget(self) -> None:
         """Let go of parts none of whose rows wait."""
-        for maker, parts in list(self._parts.items()):
+        for maker, parts in self._parts.items():
+            # makers stay, in the order in which they came
             self._parts[maker] = [part for part in parts if (part.owners >= 0).any()]
             self.bytes -= sum(part.rows.size for part in parts)
             self.bytes += sum(part.rows.size for part in self._parts[maker])
-            if not self._parts[maker]:
-                del self._parts[maker]
 
     def _of_made(self, owners: Collection[int]) -> _Rows:
         wanted = sorted((made for made in self._made if made.owner in owners), key=lambda made: made.owner)
@@ -121,7 +119,9 @@ class Pending:
             return _Rows(pa.table({}), order, order)
         order = order[np.argsort(every[order], kind="stable")]
         columns = parts[0].rows.maker.columns([part.rows.part for part in parts], order)
-        times = np.array([(part.rows.started_at - EPOCH) // MICROSECOND for part in parts], np.int64)
+        times = np.array([part.rows.started_at for part in parts], np.int64)
+        if not self._keep_text:
+            columns.pop("prompt_text", None)
         columns["started_at"] = np.repeat(times, counts)[order]
         table = columns_table(columns, len(order), features=self._features)
         arrivals = np.repeat([part.arrival for part in parts], counts)[order]

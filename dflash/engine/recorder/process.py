@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -26,7 +25,7 @@ from dflash.engine.output import RecorderPlan
 from dflash.engine.recorder.recorder import Pressure
 from dflash.engine.recorder.ring import COUNT, ReaderGone, RingWriter, capacity_for
 from dflash.engine.recorder.totals import Totals
-from dflash.engine.recorder.unmade import Maker, Unmade
+from dflash.engine.recorder.unmade import Maker, Unmade, now
 from dflash.engine.recorder.wire import AskedRequest, Buffer, Forms, framed, loads, packed_row
 from dflash.engine.request import Request
 from dflash.errors import DflashError
@@ -43,9 +42,12 @@ PROGRAM = "from dflash.engine.recorder.child import main; main()"
 class RecorderDied(DflashError):
     """The recording process ended without a word."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, *, started: bool = True) -> None:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
-        super().__init__(f"The process that records {how}; what it had written before is kept.")
+        what = (
+            "what it had written before is kept" if started else "it had not started, so nothing is recorded"
+        )
+        super().__init__(f"The process that records {how}; {what}.")
 
 
 class RecorderFault(RuntimeError):
@@ -80,7 +82,7 @@ class ProcessRecorder:
         self.totals = Totals()
         self.seconds: Mapping[str, float] = {}
         self._left: Path | None = None
-        self._over = False
+        self._over = self._started = False
         self._error: Exception | None = None
         self._makers: dict[int, tuple[int, Maker]] = {}
         self._forms = Forms()
@@ -93,13 +95,26 @@ class ProcessRecorder:
         The child takes a while to start; what is handed over meanwhile lies in the ring.
 
         Raises:
-            DflashError: As `open_here`; without `resume` a later call raises it.
+            DflashError: As `await_start`, with `resume`.
         """
         # as JSON has it: an enumeration of the engine's would make the child import torch
         header = json.loads(json.dumps(self._plan.header))
         self._say("open", self._plan._replace(header=header))
         if self._plan.resume:
+            self.await_start()
+
+    def await_start(self) -> None:
+        """Wait until the child has opened the files and loaded what rows need, and the ring is ready.
+
+        What starts while rounds run slows these down.
+
+        Raises:
+            DflashError: As `open_here`; or the child ended.
+        """
+        if not self._started:
             _, self.keeps = self._reply("ready")
+            self._started = True
+        self._ring.await_pages()
 
     @property
     def pressure(self) -> Pressure:
@@ -116,7 +131,7 @@ class ProcessRecorder:
 
     def row(self, lane: Lane, row: Row) -> None:
         """As `Recorder.row`."""
-        self._say("row", lane.index, packed_row({"started_at": datetime.now(UTC), **row}))
+        self._say("row", lane.index, packed_row({"started_at": now(), **row}))
 
     def unmade(self, lanes: Mapping[int, Lane], rows: Unmade) -> None:
         """As `Recorder.unmade`, with the rows made in the child."""
@@ -210,7 +225,7 @@ class ProcessRecorder:
         if words is None:
             journal = journal_path(self._plan.output)
             self._left = journal if journal.exists() and journal.stat().st_size else None
-            self._error = RecorderDied(self._process.wait())
+            self._error = RecorderDied(self._process.wait(), started=self._started or self._left is not None)
         else:
             _, module, name, told, self._left = words
             self._error = _rebuilt(module, name, told)

@@ -128,7 +128,7 @@ class Recorder:
         self.lent = lent
         self.totals = Totals()
         self.seconds: Mapping[str, float] = {}
-        self._pending = Pending(features)
+        self._pending = Pending(features, keep_text)
         self._open: dict[int, _Open] = {}
         self._closed: dict[int, _Open] = {}
         self._overdue = inf
@@ -144,6 +144,9 @@ class Recorder:
     def keeps(self) -> int:
         """Requests of an earlier recording that were not asked for yet."""
         return len(self.kept)
+
+    def await_start(self) -> None:
+        """Nothing: it is there."""
 
     @property
     def pressure(self) -> Pressure:
@@ -161,8 +164,6 @@ class Recorder:
 
     def row(self, lane: Lane | FarLane, row: Row) -> None:
         """Take one round."""
-        if not self.keep_text:
-            row = {**row, "prompt_text": None}
         self._pending.row(self._numbers[lane.index], row)
         self.tend()
 

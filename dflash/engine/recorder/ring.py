@@ -103,6 +103,11 @@ class RingWriter:
         """Have the memory's pages made meanwhile."""
         self._making = make_ready(self._map)
 
+    def await_pages(self) -> None:
+        """Wait until they are made."""
+        if self._making is not None:
+            self._making.wait()
+
     def handed_over(self) -> None:
         """Close what the other process has by now."""
         for descriptor in (self.memory, self.pieces, self.acknowledged):

@@ -216,9 +216,8 @@ class Controller:
         return {name: values[0] for name, values in self.columns(np.array([request])).items()}
 
     def columns(self, who: I64) -> dict[str, list[Any]]:
-        """Return `facts` of several requests, a column each."""
-        facts = self.scheduler.facts(self._scopes(who))
-        return {name: len(who) * column for name, column in facts.items()} if self.control.streams else facts
+        """Return `facts` of several requests, a column each, of one row where they share a state."""
+        return self.scheduler.facts(self._scopes(who))
 
     def _scopes(self, who: I64) -> I64:
         """Requests of a stream are one scope."""

@@ -100,16 +100,16 @@ class _Scheduler(Scheduler):
 
     def passed(self, who: I64) -> None:
         """Count the steps since the last choice, and those without a draft; see `Scheduler.passed`."""
-        state = self.state
-        held, idle = state["held"][who].max(), state["length"][who].max() == 0
+        state, length = self.state, self.state["length"][who]
+        held, idle = self._most("held", who), not max(length.tolist())
         state["held"][who] = (held or self._chosen(who, drafts=not idle)) - 1
-        state["idle"][who] = state["idle"][who].max() + 1 if idle else 0
-        state["_ran"][who] = state["length"][who]
+        state["idle"][who] = self._most("idle", who) + 1 if idle else 0
+        state["_ran"][who] = length
 
     def _chosen(self, who: I64, *, drafts: bool) -> int:
         """Steps that a choice lasts which was just made."""
         tries = drafts and self._idled(who)
-        return int(self.state["_trial"][who].max()) if tries else self.control.every
+        return self._most("_trial", who) if tries else self.control.every
 
     def _trial(self, load: Load) -> int:
         """Steps of a trial, as many for some requests more or fewer."""
@@ -127,15 +127,20 @@ class _Scheduler(Scheduler):
 
     def held(self, who: I64) -> int:
         """Steps until the next choice; see `Scheduler.held`."""
-        return int(self.state["held"][who].max())
+        return self._most("held", who)
 
     def learn(self, who: I64, seen: Seen) -> None:
         """Average drafts that were accepted, and those that had a chance; see `Scheduler.learn`."""
         self.state["known"][who] += 1
-        tried = seen.tried > 0
-        who, weight = who[tried], self.control.weight
+        tried, weight = seen.tried.tolist(), self.control.weight
+        if 0 in tried:
+            some = seen.tried > 0
+            who, seen = who[some], seen.each(lambda column: column[some])
+        if not len(who):
+            return
         for name, value in (("accepted", seen.accepted), ("tried", seen.tried)):
-            self.state[name][who] = (1.0 - weight) * self.state[name][who] + weight * value[tried]
+            column = self.state[name]
+            column[who] = (1.0 - weight) * column[who] + weight * value
 
     def _oldest(self, who: I64) -> int:
         """A scope that keeps to the last choice; new ones follow it. -1 if it is time for another choice."""
@@ -145,8 +150,14 @@ class _Scheduler(Scheduler):
 
     def _idled(self, who: I64) -> bool:
         """Whether drafts are overdue."""
-        wait = int(self.state["wait"][who].max())
-        return bool(wait) and int(self.state["idle"][who].max()) >= wait
+        wait = self._most("wait", who)
+        return bool(wait) and self._most("idle", who) >= wait
+
+    def _most(self, name: str, who: I64) -> int:
+        """The largest of a state's numbers."""
+        # of so few, an array takes six times as long
+        most: int = max(self.state[name][who].tolist())
+        return most
 
     def _present(self, who: I64) -> int:
         """The length of the step before, of which requests that just begin know nothing."""
