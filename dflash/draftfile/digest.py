@@ -67,10 +67,11 @@ class TableDigest:
             update()
 
     def updates(self, table: pa.Table) -> list[Callable[[], None]]:
-        """What adds the rows of each column; threads may share this work."""
+        """What adds the rows of each column, the most bytes first; threads may share this work."""
         digests = [
             (self._columns.setdefault(name, ColumnDigest()), table[name]) for name in table.column_names
         ]
+        digests.sort(key=lambda each: -each[1].nbytes)
         return [partial(digest.update, column) for digest, column in digests]
 
     def column_digests(self) -> dict[str, str]:

@@ -40,8 +40,8 @@ BYTES_PER_GROUP = 64 << 20
 # what descriptions of row groups may take of a footer; the rest is the header's and the schema's
 GROUPS_LIMIT = METADATA_LIMIT // 2
 
-# threads that check rows and digest columns while another one compresses them
-HELPERS = 2
+# threads that check rows and digest columns while another one encodes them; the widest column keeps one busy
+HELPERS = 3
 
 RunStatus = Literal["finished", "interrupted", "recovered"]
 
@@ -313,7 +313,8 @@ class DraftFileWriter:
             self._digest.update(group)
             return
         # what is wrong with rows is found while they are written: no file comes of them then
-        works: list[Callable[[], None]] = [partial(self._check, group, place), *self._digest.updates(group)]
+        widest, *others = self._digest.updates(group)
+        works: list[Callable[[], None]] = [widest, partial(self._check, group, place), *others]
         meanwhile = [self._helpers.submit(work) for work in works]
         try:
             self._encode(group)
