@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dflash.draftfile.aside import Aside
 from dflash.draftfile.columns import COLUMN, arrow_schema, is_user_column
 from dflash.draftfile.digest import has_digest
 from dflash.draftfile.errors import SchemaRefused
 
 ZSTD_LEVEL = 3
-# eight-bit codes of hidden states lose a quarter by zstd, which then takes as long as all else that is done to them
+# eight-bit codes of hidden states lose a quarter by zstd, which takes as long as all else that is done to them
 CODES = "feature_values"
 _DESCRIBED = 250
 _LONGEST_STATISTIC = 4096
+
+
+class Takes(Protocol):
+    """What a Parquet writer needs of a file."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes nothing more."""
+
+    def write(self, data: bytes, /) -> int:
+        """Take some bytes."""
+
+    def flush(self) -> None:
+        """Have them taken."""
 
 
 def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
@@ -43,7 +56,7 @@ def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
 
 
 def parquet_writer(
-    file: BinaryIO | Aside, schema: pa.Schema, level: int = ZSTD_LEVEL, codes: bool = False
+    file: Takes, schema: pa.Schema, level: int = ZSTD_LEVEL, codes: bool = False
 ) -> pq.ParquetWriter:
     """A Parquet writer with the encodings of the format.
 

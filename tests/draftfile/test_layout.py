@@ -42,7 +42,9 @@ def test_encodings_are_those_of_the_table(path: Path) -> None:
         assert chunk.compression == "ZSTD"
 
 
-@pytest.mark.parametrize(("encoding", "codec"), [("int8", "UNCOMPRESSED"), ("fp8", "UNCOMPRESSED"), ("bf16", "ZSTD")])
+@pytest.mark.parametrize(
+    ("encoding", "codec"), [("int8", "UNCOMPRESSED"), ("fp8", "UNCOMPRESSED"), ("bf16", "ZSTD")]
+)
 def test_codes_of_eight_bits_alone_are_not_compressed(tmp_path: Path, encoding: str, codec: str) -> None:
     features = {"mode": "all", "encoding": encoding}
     path = tmp_path / "run.parquet"
