@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -16,11 +15,11 @@ Take = Callable[[Sequence[bytes]], None]
 
 
 class Aside:
-    """What a Parquet writer needs of a file: its bytes arrive in order, all of them after `flush`.
+    """What is written to a file: its bytes arrive in order, all of them after `flush`.
 
     Args:
         file: Nobody else writes it meanwhile.
-        thread: A single one, which is ended by whoever made it, after `end`.
+        thread: A single one, which is ended by whoever made it.
         others: Each takes the same pieces in a single thread of its own, ended likewise.
     """
 
@@ -30,23 +29,13 @@ class Aside:
         self._parts: list[bytes] = []
         self._size = 0
         self._flying: deque[Future[None]] = deque()
-        self._over = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether the file is."""
-        return self._file.closed
 
     def write(self, data: bytes) -> int:
         """Take some bytes.
 
         Raises:
-            OSError: The system refused earlier ones, or this is after `end`.
+            OSError: The system refused earlier ones.
         """
-        # a Parquet writer that could not be closed writes when it is collected, in the middle of anything:
-        # then no lock may be asked for
-        if self._over:
-            raise OSError(errno.EBADF, "no more is written")
         # of what is not Python's own, the memory may be written over
         self._parts.append(bytes(data))
         self._size += len(data)
@@ -63,10 +52,6 @@ class Aside:
         self._send()
         while self._flying:
             self._flying.popleft().result()
-
-    def end(self) -> None:
-        """Take nothing more."""
-        self._over = True
 
     def _send(self) -> None:
         while len(self._flying) >= MOST * len(self._takers):

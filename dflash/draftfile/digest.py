@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,8 @@ Bytes = npt.NDArray[np.uint8]
 
 # bytes that stay near the processor; memory for many more takes longer to get than to fill
 _AT_ONCE = 1 << 18
+# above it, values of text or bytes take less time one by one
+_LONG = 1 << 10
 # up to so many elements a row, equal rows take less time as a whole
 _FEW = 16
 
@@ -41,6 +43,10 @@ class ColumnDigest:
         for chunk in chunks:
             self._seen = self._seen or chunk.null_count < len(chunk)
             rows = max(1, _AT_ONCE * len(chunk) // max(1, chunk.nbytes))
+            if rows <= _AT_ONCE // _LONG and _is_text(chunk.type):
+                for piece in _pieces(chunk):
+                    self._hash.update(piece)
+                continue
             for start in range(0, len(chunk), rows):
                 self._hash.update(encode(chunk.slice(start, rows)))
 
@@ -61,10 +67,11 @@ class TableDigest:
             update()
 
     def updates(self, table: pa.Table) -> list[Callable[[], None]]:
-        """What adds the rows of each column; threads may share this work."""
+        """What adds the rows of each column, the most bytes first; threads may share this work."""
         digests = [
             (self._columns.setdefault(name, ColumnDigest()), table[name]) for name in table.column_names
         ]
+        digests.sort(key=lambda each: -each[1].nbytes)
         return [partial(digest.update, column) for digest, column in digests]
 
     def column_digests(self) -> dict[str, str]:
@@ -90,7 +97,11 @@ def has_digest(kind: pa.DataType) -> bool:
     """Whether columns of this type can be digested: numbers, booleans, times, text, and lists but of text."""
     if pa.types.is_list(kind):
         return _is_plain(kind.value_type)
-    return _is_plain(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)
+    return _is_plain(kind) or _is_text(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -103,7 +114,7 @@ def encode(array: pa.Array) -> bytes | pa.Buffer:
     kind = array.type
     if pa.types.is_list(kind):
         return _encode_list(array)
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+    if _is_text(kind):
         return _encode_text(array)
     return _elements(array).tobytes()
 
@@ -114,9 +125,34 @@ def _encode_list(array: pa.ListArray) -> bytes | pa.Buffer:
 
 
 def _encode_text(array: pa.Array) -> bytes | pa.Buffer:
-    view = array.cast(pa.binary())
-    lengths = pc.binary_length(view).fill_null(-1).to_numpy(zero_copy_only=False).astype("<i4")
-    return _weave(lengths, _bytes(view.drop_null()).reshape(-1, 1))
+    lengths, data = _texts(array)
+    return _weave(lengths, data.reshape(-1, 1))
+
+
+def _pieces(array: pa.Array) -> Iterator[bytes | memoryview]:
+    """What `_encode_text` gives, in pieces of `_AT_ONCE` bytes; a value that is longer is not copied."""
+    lengths, data = _texts(array)
+    heads, whole, start = lengths.tobytes(), data.data, 0
+    parts: list[bytes | memoryview] = []
+    size = 0
+    for row, length in enumerate(lengths.tolist()):
+        end = start + max(0, length)
+        parts += heads[4 * row : 4 * row + 4], whole[start:end]
+        size += end - start
+        if size >= _AT_ONCE:
+            last = [parts.pop()] if end - start >= _AT_ONCE else []
+            yield b"".join(parts)
+            yield from last
+            parts, size = [], 0
+        start = end
+    yield b"".join(parts)
+
+
+def _texts(array: pa.Array) -> tuple[npt.NDArray[np.int32], Bytes]:
+    """Lengths of text or bytes, -1 for null, and all of them one behind the other."""
+    view = array if pa.types.is_binary(array.type) else array.cast(pa.binary())
+    lengths = pc.binary_length(view).fill_null(-1).to_numpy(zero_copy_only=False)
+    return lengths.astype("<i4", copy=False), _bytes(view.drop_null())
 
 
 def _bytes(values: pa.Array) -> Bytes:

@@ -117,7 +117,7 @@ class Journal:
         self._closing = pa.RecordBatch.from_arrays(
             [pa.array([], field.type) for field in self._schema], schema=self._schema
         )
-        self._closing_text = self._closing.serialize()
+        self._checks = _Checks(self._closing)
         self._sync_seconds, self._clock = sync_seconds, clock
         self._dirty, self._broken, self.batches = True, False, 0
         self.sync()
@@ -263,15 +263,15 @@ class Journal:
     def _write_table(self, table: pa.Table, kind: bytes, name: bytes) -> None:
         for batch in table.combine_chunks().to_batches():
             if batch.num_rows:
-                self._write(batch, batch.serialize(), kind, name)
+                self._write(batch, kind, name)
         self._sync_if_due()
 
     def _close(self, kind: bytes, names: bytes) -> None:
-        self._write(self._closing, self._closing_text, kind, names)
+        self._write(self._closing, kind, names)
         self._sync_if_due()
 
-    def _write(self, batch: pa.RecordBatch, text: pa.Buffer, kind: bytes, name: bytes) -> None:
-        notes = {kind: name, CHECK: batch_check(name, text)}
+    def _write(self, batch: pa.RecordBatch, kind: bytes, name: bytes) -> None:
+        notes = {kind: name, CHECK: self._checks.of(name, batch)}
         if self._broken:
             raise WriteFailed(self.path, "an earlier write failed, and nothing after it could be read back")
         self._dirty, self._broken = True, True
@@ -326,9 +326,39 @@ class Journal:
             raise
 
 
-def batch_check(name: bytes, text: pa.Buffer) -> bytes:
-    """CRC-32 of a batch and what is said of its requests: the stream format has no checksums of its own."""
-    return f"{zlib.crc32(text, zlib.crc32(name)):08x}".encode()
+class _Checks:
+    """A file that keeps nothing but a checksum of what is written: of batches nothing is copied for it.
+
+    Args:
+        empty: A batch of the schema.
+    """
+
+    closed = False
+
+    def __init__(self, empty: pa.RecordBatch) -> None:
+        self._sum = 0
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self, "w"), empty.schema)
+        # the schema goes before the first one
+        self._stream.write_batch(empty)
+
+    def of(self, name: bytes, batch: pa.RecordBatch) -> bytes:
+        """CRC-32 of a batch and what is said of its requests: the stream format has no checksums itself."""
+        self._sum = zlib.crc32(name)
+        self._stream.write_batch(batch)
+        return check_text(self._sum)
+
+    def write(self, data: Any) -> int:
+        """Take bytes, or a buffer where it lies."""
+        self._sum = zlib.crc32(data, self._sum)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+def check_text(checksum: int) -> bytes:
+    """A checksum as a batch tells it."""
+    return f"{checksum:08x}".encode()
 
 
 def _pairs(header_text: str, run_id: str, part: int, parts: int | None) -> dict[str, str]:

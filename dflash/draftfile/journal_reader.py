@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from dflash.draftfile.errors import (
 )
 from dflash.draftfile.footer import Pairs
 from dflash.draftfile.header import Header
-from dflash.draftfile.journal import CHECK, REQUEST, REQUESTS, batch_check
+from dflash.draftfile.journal import CHECK, REQUEST, REQUESTS, check_text
 from dflash.draftfile.metadata import seal
 from dflash.draftfile.requests import RANK, request_starts
 
@@ -146,7 +147,7 @@ def _next(stream: pa.ipc.RecordBatchStreamReader) -> list[tuple[str, pa.RecordBa
         if notes is None:
             return None
         kind = REQUEST if REQUEST in notes else REQUESTS
-        if notes[CHECK] != batch_check(notes[kind], batch.serialize()):
+        if notes[CHECK] != check_text(zlib.crc32(batch.serialize(), zlib.crc32(notes[kind]))):
             return None
         return [(notes[REQUEST].decode(), batch)] if kind == REQUEST else _apart(batch, notes[REQUESTS])
     except (StopIteration, OSError, KeyError, ValueError, pa.ArrowException):

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dflash.draftfile.aside import Aside
 from dflash.draftfile.columns import COLUMN, arrow_schema, is_user_column
 from dflash.draftfile.digest import has_digest
 from dflash.draftfile.errors import SchemaRefused
 
 ZSTD_LEVEL = 3
-# eight-bit codes of hidden states get no smaller above it, and take half as long again
-CODES_LEVEL = 1
+# eight-bit codes of hidden states lose a quarter by zstd, which takes as long as all else done to them
+CODES = "feature_values"
 _DESCRIBED = 250
 _LONGEST_STATISTIC = 4096
+
+
+class Takes(Protocol):
+    """What a Parquet writer needs of a file."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes nothing more."""
+
+    def write(self, data: bytes, /) -> int:
+        """Take some bytes."""
+
+    def flush(self) -> None:
+        """Have them taken."""
 
 
 def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
@@ -43,22 +56,21 @@ def file_schema(schema: pa.Schema, features: bool) -> pa.Schema:
 
 
 def parquet_writer(
-    file: BinaryIO | Aside, schema: pa.Schema, level: int = ZSTD_LEVEL, codes: bool = False
+    file: Takes, schema: pa.Schema, level: int = ZSTD_LEVEL, codes: bool = False
 ) -> pq.ParquetWriter:
     """A Parquet writer with the encodings of the format.
 
     Args:
         level: Of zstd.
-        codes: Whether hidden states are kept in eight bits a number.
+        codes: Whether hidden states are kept in eight bits a number, which are not compressed.
     """
-    levels = {leaf_path(field): level for field in schema}
-    if codes:
-        levels["feature_values"] = min(level, CODES_LEVEL)
+    plain = {CODES} if codes else set()
+    packed = {leaf_path(field) for field in schema} - plain
     return pq.ParquetWriter(
         file,
         schema,
-        compression="zstd",
-        compression_level=levels,
+        compression=dict.fromkeys(packed, "zstd") | dict.fromkeys(plain, "none"),
+        compression_level=dict.fromkeys(packed, level),
         use_dictionary=leaf_paths(schema, "dictionary"),
         use_byte_stream_split=leaf_paths(schema, "byte_stream_split"),
         write_page_checksum=True,

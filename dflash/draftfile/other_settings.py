@@ -29,8 +29,9 @@ class OtherSettings:
 
     def add(self, table: pa.Table) -> None:
         """Count the requests of a table that has the format's columns."""
-        first = table.filter(pa.array(table["kind"].to_numpy() == Kind.PREFILL))
-        for text in first["request_info"].to_pylist():
+        # other columns may hold many bytes, and none of them counts
+        told = table["request_info"].filter(pa.array(table["kind"].to_numpy() == Kind.PREFILL))
+        for text in told.to_pylist():
             found = _settings(_read(text))
             differing = [name for name, value in found.items() if value != self._own.get(name, value)]
             self._counts.update(differing + [REQUESTS] * bool(differing))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dflash.draftfile.aside import Aside
 from dflash.draftfile.canonical import canonical_json
@@ -24,8 +23,9 @@ from dflash.draftfile.errors import SchemaRefused
 from dflash.draftfile.footer import METADATA_LIMIT
 from dflash.draftfile.header import Header, encode_header
 from dflash.draftfile.invariants import check_rows
+from dflash.draftfile.joined import Encoded, Joined, Layout, encoded
 from dflash.draftfile.journal import Journal
-from dflash.draftfile.layout import ZSTD_LEVEL, file_schema, footer_bytes, parquet_writer
+from dflash.draftfile.layout import ZSTD_LEVEL, file_schema, footer_bytes
 from dflash.draftfile.metadata import sealed, stamp
 from dflash.draftfile.other_settings import OTHER_SETTINGS, OtherSettings
 from dflash.draftfile.publish import Publication, writing
@@ -40,8 +40,10 @@ BYTES_PER_GROUP = 64 << 20
 # what descriptions of row groups may take of a footer; the rest is the header's and the schema's
 GROUPS_LIMIT = METADATA_LIMIT // 2
 
-# threads that check rows and digest columns while another one compresses them
-HELPERS = 2
+# threads that encode row groups, one each, and as many groups may be on their way into the file
+ENCODERS = 2
+# threads that check rows and digest columns meanwhile; the widest column keeps one of them busy
+HELPERS = 3
 
 RunStatus = Literal["finished", "interrupted", "recovered"]
 
@@ -88,8 +90,8 @@ class DraftFileWriter:
             double whenever half of the room that the footer has left is used, so that it never outgrows
             what readers accept.
         compression_level: Of zstd.
-        apart: Encode row groups in a thread while others check, digest and write them, one group at a time,
-            while the next one fills; what is wrong with one is then told when that one closes, or at the end.
+        apart: Encode row groups in threads while others check, digest and write them, in order, while the
+            next one fills; what is wrong with one is then told when a later one closes, or at the end.
 
     Raises:
         HeaderInvalid: The header breaks `schemas/header_v1.schema.json`.
@@ -127,11 +129,12 @@ class DraftFileWriter:
         self._rows = self._groups = self._described = 0
         self._grow_at = GROUPS_LIMIT // 2
         self._schema: pa.Schema | None = None
-        self._parquet: pq.ParquetWriter | None = None
+        self._joined: Joined | None = None
         self._codes = self._features and self.header.features.get("encoding") in ("int8", "fp8")
-        self._thread = own_threads("groups") if apart else None
+        self._encoders = own_threads("groups", ENCODERS) if apart else None
+        self._joining = own_threads("joins") if apart else None
         self._helpers = own_threads("digests", HELPERS) if apart else None
-        self._encoding: Future[None] | None = None
+        self._flying: deque[Future[None]] = deque()
         self._publication = Publication(Path(path), overwrite=overwrite)
         self._disk = own_threads("file") if apart else None
         self._adding = own_threads("sums") if apart else None
@@ -144,16 +147,8 @@ class DraftFileWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for threads in (self._thread, self._helpers):
-            if threads is not None:
-                threads.shutdown()
-        # a Parquet writer that is collected open would write into a closed file
-        if self._parquet is not None and self._parquet.is_open:
-            with suppress(OSError, pa.ArrowException):
-                self._parquet.close()
-        if self._aside is not None:
-            self._aside.end()
-        for threads in (self._disk, self._adding):
+        # each gives work to those after it
+        for threads in (self._encoders, self._joining, self._helpers, self._disk, self._adding):
             if threads is not None:
                 threads.shutdown()
         self._publication.discard()
@@ -216,13 +211,11 @@ class DraftFileWriter:
             WriteFailed: The disk is full, or refuses otherwise.
         """
         self._flush()
-        self._await_group()
+        self._await_groups(0)
         columns = self._digest.column_digests()
         with writing(self.path):
-            parquet = self._open_parquet()
-            chunks = self._groups * len(parquet.schema)
-            parquet.add_key_value_metadata(sealed(self._pairs(run_status, lost, columns), chunks))
-            self._close(parquet)
+            chunks = self._groups * len(self._layout().schema)
+            self._close(sealed(self._pairs(run_status, lost, columns), chunks))
             stamp(self._publication.file, self._sums)
             size = self._publication.file.seek(0, io.SEEK_END)
             self._publication.publish()
@@ -268,21 +261,23 @@ class DraftFileWriter:
             return None
         return Aside(self._publication.file, self._disk, (self._adding, self._sums.add))
 
-    def _close(self, parquet: pq.ParquetWriter) -> None:
+    def _close(self, pairs: Mapping[str, str]) -> None:
+        joined = self._open_joined()
         if self._aside is None or self._sums is None:
-            parquet.close()
+            joined.close(pairs)
             return
         self._aside.flush()
         self._sums.hold()
-        parquet.close()
+        joined.close(pairs)
         self._aside.flush()
 
-    def _open_parquet(self) -> pq.ParquetWriter:
-        if self._parquet is None:
-            schema = self._schema or arrow_schema(self._features)
-            file = self._aside or self._publication.file
-            self._parquet = parquet_writer(file, schema, self._level, self._codes)
-        return self._parquet
+    def _layout(self) -> Layout:
+        return Layout(self._schema or arrow_schema(self._features), self._level, self._codes)
+
+    def _open_joined(self) -> Joined:
+        if self._joined is None:
+            self._joined = Joined(self._aside or self._publication.file, self._layout())
+        return self._joined
 
     def _flush(self) -> None:
         if not self._buffer:
@@ -291,12 +286,15 @@ class DraftFileWriter:
         self._buffer, self._buffered = [], np.zeros(2, np.int64)
         self._measured = 0
         self._estimated.clear()
-        place = Place(self.path, self._groups)
-        self._await_group()
-        if self._thread is None:
-            self._write_group(group, place)
+        place, layout = Place(self.path, self._groups), self._layout()
+        if self._encoders is None or self._joining is None:
+            whole = _combined(group, layout.schema)
+            self._write_group(lambda: whole, place, lambda: encoded(whole, layout))
         else:
-            self._encoding = self._thread.submit(self._write_group, group, place)
+            self._await_groups(ENCODERS - 1)
+            begun = self._encoders.submit(_combined, group, layout.schema)
+            made = self._encoders.submit(lambda: encoded(begun.result(), layout))
+            self._flying.append(self._joining.submit(self._write_group, begun.result, place, made.result))
         self._rows += group.num_rows
         self._groups += 1
         self._described += footer_bytes(group)
@@ -304,19 +302,19 @@ class DraftFileWriter:
             self._group_limits = self._group_limits * 2
             self._grow_at = (self._described + GROUPS_LIMIT) // 2
 
-    def _write_group(self, group: pa.Table, place: Place) -> None:
-        schema = self._schema or arrow_schema(self._features)
-        group = pa.Table.from_arrays(_combined(group).columns, schema=schema)
+    def _write_group(self, whole: Callable[[], pa.Table], place: Place, made: Callable[[], Encoded]) -> None:
+        group = whole()
         if self._helpers is None:
             self._check(group, place)
-            self._encode(group)
+            self._join(made())
             self._digest.update(group)
             return
         # what is wrong with rows is found while they are written: no file comes of them then
-        works: list[Callable[[], None]] = [partial(self._check, group, place), *self._digest.updates(group)]
+        widest, *others = self._digest.updates(group)
+        works: list[Callable[[], None]] = [widest, partial(self._check, group, place), *others]
         meanwhile = [self._helpers.submit(work) for work in works]
         try:
-            self._encode(group)
+            self._join(made())
         finally:
             # it comes before what it led to
             for done in meanwhile:
@@ -328,24 +326,23 @@ class DraftFileWriter:
         self._summary.add(group)
         self._others.add(group)
 
-    def _encode(self, group: pa.Table) -> None:
+    def _join(self, group: Encoded) -> None:
         with writing(self.path):
-            self._open_parquet().write_table(group, row_group_size=max(1, group.num_rows))
+            self._open_joined().add(group)
 
-    def _await_group(self) -> None:
-        """Wait for the row group that is encoded apart, and raise what it came to."""
-        if self._encoding is not None:
-            self._encoding.result()
-            self._encoding = None
+    def _await_groups(self, most: int) -> None:
+        """Wait until so few row groups are under way; raise what another came to, at each call again."""
+        while len(self._flying) > most or (self._flying and self._flying[0].done()):
+            self._flying[0].result()
+            self._flying.popleft()
 
 
-def _combined(group: pa.Table) -> pa.Table:
+def _combined(group: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows, each column in one piece but those of bytes, which are the most: none of these is moved."""
     kept = [field.name for field in group.schema if pa.types.is_binary(field.type)]
     whole = group.drop_columns(kept).combine_chunks()
-    return pa.table(
-        [(group if name in kept else whole)[name] for name in group.column_names], group.column_names
-    )
+    columns = [(group if name in kept else whole)[name] for name in group.column_names]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _size(table: pa.Table) -> int:

@@ -111,16 +111,35 @@ def test_nulls_before_the_first_value_count() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 3000])
+@pytest.mark.parametrize("long", [1, 10**9], ids=["one by one", "together"])
 def test_a_column_is_digested_in_pieces_as_it_is_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch, at_once: int
+    monkeypatch: pytest.MonkeyPatch, at_once: int, long: int
 ) -> None:
     monkeypatch.setattr(digest, "_AT_ONCE", at_once)
+    monkeypatch.setattr(digest, "_LONG", long)
     table = pa.concat_tables(tables(7, 4, dense=2, features=True)).combine_chunks().slice(1)
     for name in table.column_names:
         found = ColumnDigest()
         found.update(table[name])
         whole = hashlib.sha256(encode(table[name].combine_chunks())).hexdigest()
         assert found.hexdigest() in (whole, None), name
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.integers(0, 9), st.integers(3000, 300_000)), max_size=9),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+def test_long_values_are_digested_as_the_specification_spells_them(
+    sizes: list[int | None], start: int, cut: int
+) -> None:
+    values = [None if size is None else np.random.default_rng(size).bytes(size) for size in sizes]
+    array = pa.array(values, pa.binary())[start:]
+    found = ColumnDigest()
+    found.update(pa.chunked_array([array[:cut], array[cut:]], pa.binary()))
+    wanted = hashlib.sha256(b"".join(spell(value, pa.binary()) for value in values[start:])).hexdigest()
+    assert found.hexdigest() == (None if set(values[start:]) <= {None} else wanted)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sample_drafts import header, tables
 
 from dflash.draftfile import errors
-from dflash.draftfile.journal import Journal
+from dflash.draftfile.journal import Journal, _Checks
 from dflash.draftfile.journal_reader import read_journal
 
 ANY_FOLDER = settings(
@@ -209,3 +210,14 @@ def test_a_journal_that_cannot_be_opened_twice_leaves_no_file(
     with pytest.raises(errors.FolderNotWritable, match="Too many open files"):
         Journal(tmp_path / "run.journal", header(), run_id="run")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_checksums_are_those_of_batches_as_the_stream_holds_them(features: bool) -> None:
+    table = pa.concat_tables(tables(3, 4, dense=2, features=features)).combine_chunks()
+    (batch,) = table.to_batches()
+    checks = _Checks(batch.slice(0, 0))
+    for start, count in [(0, batch.num_rows), (0, 0), (3, 5), (7, 1), (1, batch.num_rows - 1)]:
+        part = batch.slice(start, count)
+        found = checks.of(b"request", part)
+        assert found == f"{zlib.crc32(b'request' + part.serialize().to_pybytes()):08x}".encode()

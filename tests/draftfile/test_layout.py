@@ -42,6 +42,20 @@ def test_encodings_are_those_of_the_table(path: Path) -> None:
         assert chunk.compression == "ZSTD"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "codec"), [("int8", "UNCOMPRESSED"), ("fp8", "UNCOMPRESSED"), ("bf16", "ZSTD")]
+)
+def test_codes_of_eight_bits_alone_are_not_compressed(tmp_path: Path, encoding: str, codec: str) -> None:
+    features = {"mode": "all", "encoding": encoding}
+    path = tmp_path / "run.parquet"
+    found = write(path, tables(0, 2, rounds=3, features=True), header(features=features))
+    codecs = {chunk.path_in_schema: chunk.compression for chunk in chunks(path)}
+    assert codecs.pop("feature_values") == codec
+    assert set(codecs.values()) == {"ZSTD"}
+    assert open_draft_file(path).content_digest == found.content_digest
+    assert sum(table.num_rows for table in open_draft_file(path).tables(["feature_values"])) == found.rows
+
+
 def test_every_chunk_has_a_page_index(path: Path) -> None:
     assert all(chunk.has_offset_index and chunk.has_column_index for chunk in chunks(path))
 

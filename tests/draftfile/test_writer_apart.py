@@ -1,4 +1,4 @@
-"""Row groups that a thread of its own encodes: the same file, and no failure lost."""
+"""Row groups that threads of their own encode: the same file, and no failure lost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from dflash.draftfile import aside
 from dflash.draftfile.aside import Aside
 from dflash.draftfile.columns import arrow_schema
 from dflash.draftfile.errors import WriteFailed
+from dflash.draftfile.joined import Joined
 from dflash.draftfile.violations import TokenRange
-from dflash.draftfile.writer import DraftFileWriter
+from dflash.draftfile.writer import ENCODERS, DraftFileWriter
 
 INT8 = header(features={"mode": "all", "encoding": "int8"})
 
@@ -34,23 +35,28 @@ def test_the_file_is_the_same_whoever_encodes_its_row_groups(tmp_path: Path) -> 
     files = [pq.ParquetFile(one.path) for one in found]
     assert files[0].num_row_groups == files[1].num_row_groups > 2
     assert files[0].read().equals(files[1].read())
+    assert found[0].path.read_bytes() == found[1].path.read_bytes()
+
+
+def refuse(self: Joined, data: bytes) -> int:
+    """What a full disk says."""
+    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("at", ["a later row group", "the end"])
 def test_what_a_thread_could_not_write_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    def full(self: pq.ParquetWriter, *given: object, **more: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    monkeypatch.setattr(Joined, "_put", refuse)
     with DraftFileWriter(
         tmp_path / "run.parquet", header(), run_id="run", apart=True, row_group_rows=1
     ) as writer:
-        first, second = tables(5, 2, rounds=6)
+        first, *others = tables(5, 2 + ENCODERS, rounds=6)
         writer.write_request(first)
-        with pytest.raises(WriteFailed, match="No space"):
-            writer.finish() if at == "the end" else writer.write_request(second)
+        for _ in range(2):
+            # and told again whenever it is asked for
+            with pytest.raises(WriteFailed, match="No space"):
+                writer.finish() if at == "the end" else [writer.write_request(other) for other in others]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,12 +73,8 @@ def test_wrong_rows_are_told_before_what_they_led_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool, full: bool
 ) -> None:
     """Rows may be checked while they are written: no file comes of them, whatever becomes of the writing."""
-
-    def refuse(self: pq.ParquetWriter, *given: object, **more: object) -> None:
-        raise OSError(28, "No space left on device")
-
     if full:
-        monkeypatch.setattr(pq.ParquetWriter, "write_table", refuse)
+        monkeypatch.setattr(Joined, "_put", refuse)
     right, second = tables(5, 2, rounds=6)
     with DraftFileWriter(tmp_path / "run.parquet", header(), run_id="run", apart=apart) as writer:
         writer.write_request(right)
@@ -114,7 +116,13 @@ def test_hidden_states_reach_the_encoder_where_they_lie(
 ) -> None:
     """Each other column in one piece, so that its pages are those of a table that came whole."""
     seen: list[pa.Table] = []
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", lambda self, table, **more: seen.append(table))
+    write_table = pq.ParquetWriter.write_table
+
+    def look(self: pq.ParquetWriter, table: pa.Table, **more: int) -> None:
+        seen.append(table)
+        write_table(self, table, **more)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", look)
     parts = states(3)
     with DraftFileWriter(tmp_path / "run.parquet", INT8, run_id="run", row_group_rows=10**6) as writer:
         for table in parts:
@@ -173,17 +181,3 @@ def test_a_disk_that_is_full_is_told_wherever_that_is_met(
     with pytest.raises(WriteFailed, match="No space"):
         write(tmp_path / "full", states(1), INT8, apart=True, row_group_rows=200)
     assert list(tmp_path.iterdir()) == [tmp_path / "whole"]
-
-
-def test_a_file_that_takes_nothing_more_asks_nobody() -> None:
-    """A Parquet writer that could not be closed writes when it is collected, in the middle of anything."""
-    with ThreadPoolExecutor(1) as thread:
-        file = io.BytesIO()
-        writer = Aside(file, thread)
-        writer.write(b"kept")
-        writer.flush()
-        writer.end()
-        writer._takers = ()
-        with pytest.raises(OSError, match="no more"):
-            writer.write(bytes(2 * aside.PIECE))
-        assert file.getvalue() == b"kept"

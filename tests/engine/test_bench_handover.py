@@ -14,7 +14,7 @@ def test_it_tells_what_every_thread_took(features: str | None, length: int) -> N
     cost = measure(case)
     assert cost.rows > case.requests * case.rounds / 2
     assert {name.split("_")[0] for name in cost.threads_us} <= {
-        "rows", "closing", "journal", "disk", "groups", "digests", "file", "sums"
+        "rows", "closing", "journal", "disk", "groups", "joins", "digests", "file", "sums"
     }  # fmt: skip
     assert {"rows", "journal_0", "groups_0"} <= cost.threads_us.keys() or not cost.threads_us
     # a token a row at least, whose codes hold more than six bits each
