@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 TILES: dict[tuple[int, int, Regime], Tile] = {
     (64, 16, "short"): Tile(16, 128, 4, 2, 264, 128, False, 1, 16, False, 128, 1, True),
     (64, 16, "long"): Tile(16, 64, 4, 3, 396, 512, False, 1, 16, False, 0, 1),
-    (64, 16, "wave"): Tile(16, 64, 4, 3, 396, 64, False, 2, 8, False, 0, 1, False, 160),
+    (64, 16, "wave"): Tile(16, 64, 4, 3, 396, 256, False, 2, 8, False, 0, 1, False, 160),
     (64, 16, "full"): Tile(16, 64, 4, 3, 132, 64, True, 1, 16),
     (64, 16, "exact"): Tile(16, 128, 4, 3, 132, 128, False, 1, 16, False, 128, 1, True),
     (64, 16, "exact full"): Tile(16, 128, 4, 2, 132, 128, False, 1, 16, False, 0, 1, True),
