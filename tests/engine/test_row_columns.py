@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -259,7 +258,7 @@ def test_rows_wait_in_order_until_their_request_is_asked_for(seed):
                 pending.row(owner, {"step": each})
         else:
             maker = makers[rng.integers(2)]
-            pending.unmade(owners, Unmade(owners, maker, numbers, 10, datetime.now(UTC)))
+            pending.unmade(owners, Unmade.now(owners, maker, numbers, 10))
         if rng.random() < 0.2:
             asked = set(rng.integers(0, 6, 2).tolist())
             for owner, table in of_each(pending.taken(asked)):
@@ -295,7 +294,7 @@ def test_rows_that_come_after_those_that_were_made_are_moved_only_where_others_f
     values = np.arange(12, dtype=np.uint8).reshape(3, 4)
     for owner in (0, 1):
         pending.row(owner, {"feature_values": bytes([owner]), "step": 1})
-    pending.unmade(owners, Unmade(owners, Lying(), values, 10, datetime.now(UTC)))
+    pending.unmade(owners, Unmade.now(owners, Lying(), values, 10))
     if late:
         pending.row(0, {"feature_values": b"late", "step": 2})
     taken = pending.taken([0, 1])
