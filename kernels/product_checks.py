@@ -68,6 +68,7 @@ def check_product(
         check_tensor("bias", bias, x.dtype, (len(weight),), x)
     if later is not None:
         check_tensor("later", later, x.dtype, tuple(later.shape), x)
+        _check_rows("later", later)
     if impl == "triton":
         check_runnable("x", x)
 

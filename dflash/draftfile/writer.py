@@ -286,6 +286,8 @@ class DraftFileWriter:
         self._buffer, self._buffered = [], np.zeros(2, np.int64)
         self._measured = 0
         self._estimated.clear()
+        if not group.num_rows:
+            return
         place, layout = Place(self.path, self._groups), self._layout()
         if self._encoders is None or self._joining is None:
             whole = _combined(group, layout.schema)

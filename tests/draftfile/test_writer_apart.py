@@ -38,6 +38,19 @@ def test_the_file_is_the_same_whoever_encodes_its_row_groups(tmp_path: Path) -> 
     assert found[0].path.read_bytes() == found[1].path.read_bytes()
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_requests_without_rows_leave_nothing(tmp_path: Path, before: bool, apart: bool) -> None:
+    (table,) = tables(5, 1, rounds=6)
+    empty = [table.slice(0, 0)]
+    found = write(
+        tmp_path / "run.parquet", [*empty, table, *empty] if before else empty, apart=apart, row_group_rows=1
+    )
+    file = pq.ParquetFile(found.path)
+    assert (found.rows, file.num_row_groups) == ((table.num_rows, 1) if before else (0, 0))
+    assert file.read().num_rows == found.rows
+
+
 def refuse(self: Joined, data: bytes) -> int:
     """What a full disk says."""
     raise OSError(28, "No space left on device")

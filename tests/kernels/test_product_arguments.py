@@ -18,7 +18,8 @@ from dflash.kernels.errors import (
     ShapeRefused,
 )
 from dflash.kernels.gate_up import gate_up
-from dflash.kernels.product_plan import ProductTile
+from dflash.kernels.product_launch import asked_later
+from dflash.kernels.product_plan import SMALL_WEIGHT, ProductTile
 from dflash.kernels.product_scratch import ProductScratch
 from dflash.kernels.qkv_rope import HeadNorms, Rotary, qkv_rope
 from dflash.kernels.row_product import row_product
@@ -76,6 +77,10 @@ REFUSED: dict[str, Refusal] = {
     "device of the weight": (DeviceRefused, rows, {"weight": torch.zeros(8, 32, device="meta")}),
     "an unknown implementation": (ChoiceRefused, rows, {"impl": "cuda"}),
     "an unknown mode": (ChoiceRefused, rows, {"mode": "exact"}),
+    "dtype of a later weight": (DtypeRefused, rows, {"later": torch.zeros(8, 32).half()}),
+    "a later weight's columns": (LayoutRefused, gated, {"later": torch.zeros(32, 8).T}),
+    "a later weight off its line": (LayoutRefused, heads, {"later": torch.zeros(8 * 32 + 1)[1:].view(8, 32)}),
+    "device of a later weight": (DeviceRefused, rows, {"later": torch.zeros(8, 32, device="meta")}),
     "gate without up": (ShapeRefused, gated, {"weight": torch.zeros(7, 32)}),
     "a gate's output": (ShapeRefused, gated, {"out": torch.zeros(3, 8)}),
     "rows of no head": (ShapeRefused, heads, {"weight": torch.zeros(4 * 64 - 32, 32)}),
@@ -101,6 +106,15 @@ def test_products_refuse(name: str) -> None:
     with pytest.raises(error, match=r"expected .*, found ") as caught:
         call(**changes)
     assert isinstance(caught.value, DflashError)
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("numbers", [16, SMALL_WEIGHT, SMALL_WEIGHT + 16])
+def test_small_weights_alone_are_asked_for_and_only_beside_what_comes_before(pdl: bool, numbers: int) -> None:
+    later = torch.zeros(numbers // 16, 16, dtype=torch.bfloat16)
+    found, count = asked_later(later, pdl)
+    assert (found is later, count) == ((True, numbers) if pdl and numbers <= 1 << 21 else (False, 0))
+    assert asked_later(None, pdl) == (None, 0)
 
 
 def test_the_references_take_what_is_right() -> None:

@@ -30,6 +30,6 @@ def test_products_look_at_the_weight_alone(product: str, weight: tuple[int, int]
     columns, depth = weight
     found = {
         product_plan(product, rows, columns // 2, depth, "replay-exact", None)._replace(row_tiles=0)
-        for rows in (1, 8, 64, 192, 512, 4096)
+        for rows in (1, 8, 64, 127, 128, 192, 255, 256, 512, 4096)
     }
     assert len(found) == 1
